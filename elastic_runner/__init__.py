@@ -1,0 +1,1 @@
+"""The launcher: command line, supervisor, worker processes, detection, policy, the record and its readers."""

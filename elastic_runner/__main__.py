@@ -1,0 +1,5 @@
+"""`python -m goodrun.elastic_runner` is `goodrun`."""
+
+from .cli import console
+
+console()

@@ -1,0 +1,136 @@
+"""goodrun inside torch's agent: a fresh store per attempt, our watch instead of its poll, our answer instead of its counter."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any
+
+from torch.distributed import TCPStore
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from .supervisor import Outcome, Supervisor
+from .workers import WorkerContext
+
+
+class GoodAgent(LocalElasticAgent):
+    """torch's agent with its decisions taken over; a subclass made by `bound_to` carries the supervisor."""
+
+    supervisor: Supervisor
+
+    def __init__(self, spec: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(spec, *args, **kwargs)
+        self._poll_s = spec.monitor_interval
+        spec.monitor_interval = 0.0  # torch sleeps this long before it asks; we wait for events while it asks
+        self._worker_store: TCPStore | None = None
+        self._round = 0
+
+    def _rendezvous(self, worker_group: Any) -> None:  # torch's own annotations of its fields are not true
+        sup, begin = self.supervisor, time.monotonic()
+        worker_group.spec.local_world_size = len(sup.slots.active)
+        with sup.signals.waiting("the other nodes"):
+            super()._rendezvous(worker_group)
+            self._round += 1
+            generation, host, port = self._fresh_store(worker_group)
+        worker_group.master_addr, worker_group.master_port = host, port
+        first = worker_group.workers[0]
+        sup.attempt_begins(generation, first.world_size, first.global_rank, time.monotonic() - begin)
+
+    def _fresh_store(self, group: Any) -> tuple[int, str, int]:
+        """(generation, host, port) of a store that no earlier attempt has written to, agreed on by all agents of the round.
+
+        torchrun hands out one store for ever, and restarted ranks read the addresses of dead ones from it.
+        """
+        mine = self.supervisor.generation + 1
+        if group.group_world_size == 1:
+            host, port = self._new_store(group)
+            return mine, host, port
+        store, rank = group.store, group.group_rank or 0
+        # the static rendezvous keeps one key space over all rounds
+        prefix = f"goodrun/{self._round}/" if group.spec.rdzv_handler.get_backend() == "static" else "goodrun/"
+        store.set(f"{prefix}next/{rank}", str(mine))
+        if rank == 0:
+            mine = max(int(store.get(f"{prefix}next/{r}")) for r in range(group.group_world_size or 1))
+            host, port = self._new_store(group)
+            store.set(f"{prefix}store", json.dumps([mine, host, port]))
+        generation, host, port = json.loads(store.get(f"{prefix}store"))
+        return int(generation), str(host), int(port)
+
+    def _new_store(self, group: Any) -> tuple[str, int]:
+        config = self.supervisor.config
+        host = config.local_addr or group.spec.master_addr or ("127.0.0.1" if config.max_nodes == 1 else socket.getfqdn())
+        self._worker_store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return host, self._worker_store.port
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        sup = self.supervisor
+        until = time.monotonic() + self._poll_s if sup.config.max_nodes > 1 else None
+        outcome = sup.watch(until)
+        ranks = [w.global_rank for w in worker_group.workers]
+        if outcome is Outcome.HEALTHY:
+            return RunResult(state=WorkerState.HEALTHY)
+        if outcome is Outcome.SUCCEEDED:
+            sup.end()
+            return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
+        # torch restarts while its counter is above zero, and takes one off
+        self._remaining_restarts = 0 if outcome is Outcome.GIVE_UP else max(self._remaining_restarts, 1)
+        return RunResult(state=WorkerState.FAILED, failures=self._failures())
+
+    def _failures(self) -> dict[int, ProcessFailure]:
+        """torch's own record of the failure that counts, for its callers and its error report."""
+        broken = self.supervisor.last_failure
+        attempt = self.supervisor.attempt
+        if broken is None or attempt is None:
+            return {}
+        r = next(r for r in attempt.ranks if r.rank == broken.failure.rank)
+        code = r.code if r.code else -9 if broken.evidence else 1
+        return {r.rank: ProcessFailure(local_rank=r.local, pid=r.pid, exitcode=code, error_file=r.error_file)}
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        if self.supervisor.pending is None:  # torch restarts by itself only for nodes that wait to join
+            self.supervisor.membership_changed()
+        self.supervisor.begin_restart()
+        super()._restart_workers(worker_group)
+
+    def _stop_workers(self, worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> None:
+        self.supervisor.end()
+        super()._stop_workers(worker_group, *args, **kwargs)
+
+    def _shutdown(self, *args: Any, **kwargs: Any) -> None:
+        self.supervisor.end()
+        super()._shutdown(*args, **kwargs)
+
+    def _exit_barrier(self) -> None:
+        group: Any = self._worker_group
+        if group.group_world_size != 1:
+            with self.supervisor.signals.waiting("the other nodes to finish"):
+                super()._exit_barrier()  # type: ignore[no-untyped-call]
+
+
+def bound_to(supervisor: Supervisor) -> type[GoodAgent]:
+    """A GoodAgent class whose agents report to `supervisor`: torch's launcher instantiates the class itself."""
+    return type("GoodAgent", (GoodAgent,), {"supervisor": supervisor})
+
+
+def start_processes_for(supervisor: Supervisor) -> Any:
+    """What stands in for torch's `start_processes`: the same arguments, our context."""
+
+    def start_processes(**kwargs: Any) -> WorkerContext:
+        kwargs.pop("start_method", None)  # only for functions as entry points, which the command line never has
+        env = {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # rank 0 must not try to serve the store: we do
+        spawn = supervisor.spawn_plan()
+        for rank_env in kwargs["envs"].values():
+            rank_env.update(env)
+        context = WorkerContext(spawn=spawn, **kwargs)
+        try:
+            context.start()
+        except BaseException:
+            context.end()
+            raise
+        supervisor.workers_started(context)
+        return context
+
+    return start_processes

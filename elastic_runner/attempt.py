@@ -1,0 +1,225 @@
+"""Watches the ranks of one attempt and says what happened to them; decides nothing and stops nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..progress import Progress
+from . import processes
+from .hang import HangDetector, Suspicion, culprit
+from .policy import Failure, Kind
+from .processes import Signs
+from .signals import Signals
+from .workers import Rank, WorkerContext
+
+LOOK_EVERY_S = 0.2
+STARTED_AFTER_S = 60.0
+"""A script that shows no steps counts as started once it has run this long."""
+_SAY_LEFT_AFTER_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """Every rank ended with 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signalled:
+    """A signal came to the launcher."""
+
+    signum: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken:
+    """The attempt's first failure, with what people are told: the cause in words, the exception, its log, the stacks."""
+
+    failure: Failure
+    cause: str
+    log: str = ""
+    fault_t: float = 0.0
+    pid: int = 0
+    evidence: tuple[str, ...] = ()
+    silent_s: float = 0.0
+    stacks: dict[int, tuple[str, ...]] | None = None
+
+    @property
+    def where(self) -> str:
+        """The step and the slot, in words."""
+        at = "before its first step" if self.failure.step is None else f"after step {self.failure.step}"
+        return f"{at}, slot {self.failure.slot}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """Some ranks ended with 0 a while ago, and the others go on."""
+
+    gone: tuple[int, ...]
+    waiting: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tick:
+    """Nothing happened for a look's length."""
+
+
+Observation = Finished | Signalled | Broken | Left | Tick
+
+
+class Attempt:
+    """One attempt's ranks under watch."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        signals: Signals,
+        detector: HangDetector | None,
+        lost: Callable[[Rank, Progress], bool],
+        *,
+        whole_job: bool = True,
+    ) -> None:
+        """`detector` is None where hang detection is off; `lost` says whether a rank died of its slot being lost; `whole_job`
+        whether all of the job's ranks are here."""
+        self.context = context
+        self.born_t = time.monotonic()
+        self._signals = signals
+        self._detector = detector
+        self._lost = lost
+        self._whole_job = whole_job
+        self._looked_t = 0.0
+        self._said_left = False
+        self._poll = select.poll()
+        self._poll.register(signals, select.POLLIN)
+        self._waiting = {r.pidfd: r for r in context.ranks}
+        for fd in self._waiting:
+            self._poll.register(fd, select.POLLIN)
+
+    @property
+    def ranks(self) -> list[Rank]:
+        """The ranks, by local rank; empty once they were ended."""
+        return self.context.ranks
+
+    def forget_detector(self) -> None:
+        """Look for hangs no more in this attempt."""
+        self._detector = None
+
+    def pages(self) -> dict[int, Progress]:
+        """Every rank's page, by global rank."""
+        return {r.rank: r.page.read() for r in self.ranks}
+
+    def observe(self, timeout_s: float = LOOK_EVERY_S) -> Observation:
+        """Wait until something happens, at most `timeout_s` seconds."""
+        if not self._signals.queue:
+            for fd, _ in self._poll.poll(timeout_s * 1000):
+                if fd in self._waiting:
+                    self._poll.unregister(fd)
+                    self._waiting.pop(fd).look()
+        signum = self._signals.take()
+        if signum is not None:
+            return Signalled(signum=signum)
+        if any(r.code for r in self.ranks):
+            return self._death()
+        if all(r.code == 0 for r in self.ranks):
+            return Finished()
+        if time.monotonic() - self._looked_t < LOOK_EVERY_S:
+            return Tick()
+        self._looked_t = time.monotonic()
+        return self._look() or self._left() or Tick()
+
+    def _death(self) -> Broken:
+        """Who was first: a rank that something killed brings its peers down with exceptions, hardly ever the other way round."""
+        for r in self.ranks:
+            r.look()
+        dead = [r for r in self.ranks if r.code]
+        first = min(dead, key=lambda r: ((r.code or 0) >= 0, r.ended_t))
+        page, code = first.page.read(), first.code or 0
+        message, log = _exception(first)
+        if code < 0:
+            cause = f"rank {first.rank} killed by {signal_name(-code)}"
+            kind = Kind.SLOT_LOST if self._lost(first, page) else Kind.SIGNAL
+        else:
+            cause = f"rank {first.rank} {'raised ' + message.splitlines()[0] if message else f'exited with status {code}'}"
+            kind = Kind.EXCEPTION
+        return Broken(failure=self._failure(first, page, kind, message), cause=cause, log=log, fault_t=first.ended_t, pid=first.pid)
+
+    def _failure(self, r: Rank, page: Progress, kind: Kind, message: str = "") -> Failure:
+        now = time.monotonic()
+        started = now - self.born_t > STARTED_AFTER_S or any(p.steps_done for p in self.pages().values())
+        step = page.step if page.step >= 0 else None
+        return Failure(t=now, kind=kind, slot=r.slot, rank=r.rank, step=step, started=started, message=message)
+
+    def _look(self) -> Broken | None:
+        if self._detector is None:
+            return None
+        now, seen = time.monotonic(), {}
+        for r in self.ranks:
+            if r.code is None:
+                page = r.page.read()
+                beats = now - page.t < LOOK_EVERY_S  # a rank that beats needs no other sign of life
+                seen[r.rank] = (page, Signs(state="R", cpu_s=0, switches=0, io_bytes=0) if beats else processes.signs(r.pid))
+        suspicion = self._detector.look(now, seen)
+        return None if suspicion is None else self._blame(suspicion, {rank: page for rank, (page, _) in seen.items()})
+
+    def _blame(self, suspicion: Suspicion, pages: dict[int, Progress]) -> Broken | None:
+        stacks = self.context.stacks()
+        stopped = "stopped (state T)" in suspicion.evidence
+        if not stopped and any(r.page.read().seq != pages[r.rank].seq for r in self.ranks if r.rank in pages):
+            return None  # it moved while we looked
+        blamed = (suspicion.ranks[0], "") if stopped else culprit(suspicion.ranks, pages, stacks, self._whole_job)
+        if blamed is None:
+            assert self._detector is not None
+            self._detector.cleared(time.monotonic(), suspicion.silent_s)
+            return None
+        rank, why = blamed
+        r = next(r for r in self.ranks if r.rank == rank)
+        page = pages[rank]
+        cause = f"rank {rank} hangs: {'; '.join(suspicion.evidence)}"
+        return Broken(
+            failure=self._failure(r, page, Kind.HANG),
+            cause=cause,
+            fault_t=page.t or time.monotonic(),
+            pid=r.pid,
+            evidence=(*suspicion.evidence, *([why] if why else [])),
+            silent_s=suspicion.silent_s,
+            stacks=stacks,
+        )
+
+    def _left(self) -> Left | Broken | None:
+        gone = [r for r in self.ranks if r.code == 0]
+        if not gone or time.monotonic() - max(r.ended_t for r in gone) < _SAY_LEFT_AFTER_S:
+            return None
+        waiting = [r for r in self.ranks if r.code is None]
+        if not self._said_left:
+            self._said_left = True
+            return Left(gone=tuple(r.rank for r in gone), waiting=tuple(r.rank for r in waiting))
+        if self._detector is not None and self._detector.calm_for(tuple(r.rank for r in waiting)) > self._detector.limits.left_s:
+            r = gone[0]
+            still = f"rank {waiting[0].rank} has shown no sign of work for {self._detector.limits.left_s:.0f} s"
+            cause = f"rank {r.rank} left with status 0; {still}"
+            return Broken(failure=self._failure(r, r.page.read(), Kind.LEFT), cause=cause, fault_t=r.ended_t, pid=r.pid)
+        return None
+
+
+def signal_name(signum: int) -> str:
+    """SIGKILL for 9, and a plain number for one without a name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def _exception(r: Rank) -> tuple[str, str]:
+    """The exception a rank left behind (its line, then the traceback), and the file where more of it is."""
+    where = r.stderr_file or (r.error_file if os.path.exists(r.error_file) else "")
+    try:
+        body = json.loads(Path(r.error_file).read_text())["message"]
+        return (f"{body['message']}\n{body['extraInfo']['py_callstack']}", where) if isinstance(body, dict) else (str(body), where)
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", where

@@ -1,0 +1,166 @@
+"""What runs inside a worker before the user's script: the page, the hooks that beat, and the way its death is reported.
+
+Standard library only, and quick: this is on the path of every start. torch is not imported here; its parts are hooked when the script
+imports them.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from types import ModuleType, TracebackType
+from typing import Any
+
+from .. import progress
+from ..progress import Mark, Page, Phase
+from .tied import die_with_parent
+
+STACK_SIGNAL = signal.SIGRTMAX - 3
+"""Asks a worker for its Python stack. A real-time signal that neither glibc, Python nor the schedulers use."""
+
+
+def instrument(parent: int) -> None:
+    """Bind this process to its supervisor, process `parent`: die with it, beat for it, dump stacks when asked."""
+    die_with_parent(parent)
+    page = progress.attach(int(os.environ.pop(progress.PAGE_FD_VARIABLE)))
+    page.mark(Mark.BOOT)
+    page.beat(phase=Phase.START)
+    stacks = os.environ.pop("GOODRUN_STACK_FILE", "")
+    if stacks:
+        fd = os.open(stacks, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        faulthandler.register(STACK_SIGNAL, file=fd, all_threads=False)
+    _arm_chaos(page)
+    _report_exceptions()
+    sys.meta_path.insert(0, _HookFinder(page))
+
+
+def _arm_chaos(page: Page) -> None:
+    if "GOODRUN_CHAOS" in os.environ:
+        from ..fault_injection import injectors
+
+        page.after_step = injectors.arm(os.environ, page).after_step
+
+
+def _report_exceptions() -> None:
+    """Write an uncaught exception where torchrun's @record would, so that the supervisor can show it without any decorator."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> None:
+        path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if path and not os.path.exists(path):
+            stack = "".join(traceback.format_exception(kind, value, tb))
+            extra = {"py_callstack": stack, "timestamp": str(int(time.time()))}
+            body = {"message": {"message": f"{kind.__name__}: {value}", "extraInfo": extra}}
+            try:
+                with open(path, "w") as f:
+                    json.dump(body, f)
+            except OSError:
+                pass  # the traceback still goes to stderr
+        before(kind, value, tb)
+
+    sys.excepthook = hook
+
+
+class _HookFinder(importlib.abc.MetaPathFinder):
+    """Notices the import of a few torch modules and hooks each right after it was executed."""
+
+    def __init__(self, page: Page) -> None:
+        self._hooks: dict[str, Callable[[ModuleType, Page], None]] = {
+            "torch": _torch_imported,
+            "torch.optim.optimizer": _hook_optimizer,
+            "torch.utils.data.dataloader": _hook_dataloader,
+            "torch.distributed.distributed_c10d": _hook_init,
+        }
+        self._page = page
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find a hooked module as the others would, and wrap its loader; leave every other name alone."""
+        hook = self._hooks.pop(fullname, None)
+        if hook is None:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None and spec.loader is not None:
+                _run_after(spec.loader, functools.partial(_with_page, hook, self._page))
+                if not self._hooks:
+                    sys.meta_path.remove(self)
+                return spec
+        return None
+
+
+def _with_page(hook: Callable[[ModuleType, Page], None], page: Page, module: ModuleType) -> None:
+    hook(module, page)
+
+
+def _run_after(loader: Any, hook: Callable[[ModuleType], None]) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        del loader.exec_module  # the loader is the module's own again
+        execute(module)
+        hook(module)
+
+    loader.exec_module = exec_module
+
+
+def _torch_imported(module: ModuleType, page: Page) -> None:
+    page.mark(Mark.TORCH)
+    page.beat()
+
+
+def _hook_optimizer(module: ModuleType, page: Page) -> None:
+    def stepped(*_: object) -> None:
+        live = progress.page()
+        if live is not None:
+            live.optimizer_stepped()
+
+    module.register_optimizer_step_post_hook(stepped)
+
+
+def _hook_dataloader(module: ModuleType, page: Page) -> None:
+    iterator = module._BaseDataLoaderIter
+    fetch = iterator.__next__
+
+    @functools.wraps(fetch)
+    def timed(self: Any) -> Any:
+        live = progress.page()
+        if live is None:
+            return fetch(self)
+        begin = time.monotonic_ns()
+        live.beat(phase=Phase.DATA)
+        try:
+            return fetch(self)
+        finally:
+            live.data_waited(time.monotonic_ns() - begin)
+            live.beat(phase=Phase.STEP if live.step >= 0 else Phase.START)
+            size = getattr(self._index_sampler, "batch_size", None)
+            if isinstance(size, int):
+                live.batch_sizes(per_rank=size)
+
+    iterator.__next__ = timed
+
+
+def _hook_init(module: Any, page: Page) -> None:
+    init = module.init_process_group
+
+    @functools.wraps(init)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        page.mark(Mark.INIT_BEGIN)
+        page.beat()
+        result = init(*args, **kwargs)
+        page.mark(Mark.INIT_END)
+        page.beat()
+        return result
+
+    module.init_process_group = marked

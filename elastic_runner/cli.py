@@ -1,0 +1,162 @@
+"""`goodrun [options] train.py [arguments]`, `python -m goodrun.elastic_runner`, and the sub-commands."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import secrets
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from .errors import GoodrunError, UsageError
+from .signals import Interrupted, Signals
+
+if TYPE_CHECKING:
+    from .journal import Journal
+    from .options import RunConfig
+    from .supervisor import Supervisor
+
+
+def say(text: str) -> None:
+    """One line to the person at the terminal."""
+    with suppress(OSError):  # nobody reads stderr any more; the record has it
+        print(f"goodrun: {text}", file=sys.stderr, flush=True)
+
+
+def console() -> None:
+    """The `goodrun` command: exits with the status a shell user expects."""
+    from .reading import SUBCOMMANDS
+
+    argv = sys.argv[1:]
+    if argv and argv[0] in SUBCOMMANDS:
+        sys.exit(SUBCOMMANDS[argv[0]](argv[1:]))
+    if argv == ["--version"]:
+        print(f"goodrun {__version__}")
+        sys.exit(0)
+    sys.exit(launch(argv))
+
+
+def launch(argv: Sequence[str]) -> int:
+    """Run a job; returns its exit status: 0, 1 for a failed job, 2 for a command line that cannot work, 128+N when stopped by signal N."""
+    signals = Signals()
+    signals.install()
+    try:
+        with signals.waiting("torch to be imported"):
+            from . import seams
+            from .options import parse
+
+            seams.check()
+            args, config = parse(argv)
+        return _launch(args, config, signals)
+    except GoodrunError as e:
+        say(str(e))
+        return 2
+    except Interrupted as e:
+        say(f"stopped by {signal.Signals(e.signum).name}")
+        return 128 + e.signum
+    finally:
+        signals.restore()
+
+
+def _launch(args: Any, config: RunConfig, signals: Signals) -> int:
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from . import ending
+    from .options import choose_threads
+    from .supervisor import StopRequested
+
+    signals.raises = lambda signum: SignalException(f"stopped by {signal.Signals(signum).name}", signal.Signals(signum))
+    run_dir, journal = _open_record(config)
+    supervisor = _supervisor(config, journal, signals)
+    signals.on_forced = lambda signum: ending.stopped(supervisor, signum, signals.broke_off)
+    if threads := choose_threads(len(config.slots.active), os.environ):
+        say(threads)
+    if args.log_dir is None:
+        args.log_dir = str(run_dir / "logs")
+    try:
+        _run(args, config, supervisor, signals)
+        return ending.succeeded(supervisor)
+    except ChildFailedError as e:
+        return ending.failed(supervisor, e)
+    except StopRequested as e:
+        return ending.stopped(supervisor, e.signum, None)
+    except SignalException as e:
+        return ending.stopped(supervisor, int(e.sigval), signals.broke_off)
+    except (RuntimeError, ValueError, OSError, AssertionError) as e:
+        return ending.broken_launch(supervisor, args, e)
+    finally:
+        supervisor.end()
+        journal.close()
+
+
+def _run(args: Any, config: RunConfig, supervisor: Supervisor, signals: Signals) -> None:
+    from torch.distributed.run import run
+
+    from . import agent, seams
+
+    known = [s for s in config.stop_signals if hasattr(signal, s)]
+    signals.install(tuple(int(getattr(signal, s)) for s in known))
+    if "LOGLEVEL" not in os.environ:  # torch's agent announces what we say ourselves
+        logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
+    signals.wait_for("the rendezvous")  # until the agent has formed its first group
+    with seams.swapped(agent.bound_to(supervisor), agent.start_processes_for(supervisor)):
+        run(args)
+
+
+def _open_record(config: RunConfig) -> tuple[Path, Journal]:
+    """Make the run directory and the first line of its record. Raises UsageError, leaving nothing, if that cannot be done."""
+    import torch
+
+    from . import runs
+    from .events import RunStarted
+    from .journal import Journal
+
+    home = runs.runs_home(os.environ)
+    run_id = runs.new_run_id(datetime.now(), random.Random(secrets.randbits(64)))
+    run_dir = (config.run_dir or home / run_id).absolute()
+    fresh = not run_dir.exists()
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        journal = Journal(run_dir)
+        journal.write(
+            RunStarted(
+                run_id=run_id,
+                pid=os.getpid(),
+                argv=config.argv,
+                cwd=os.getcwd(),
+                script=config.script,
+                slots=config.slots.active,
+                spares=config.slots.spare,
+                torch=torch.__version__,
+                version=__version__,
+                chaos=config.chaos_text,
+            )
+        )
+        if journal.lost:
+            raise OSError(28, "no space left on it")
+    except OSError as e:
+        if fresh:
+            shutil.rmtree(run_dir, ignore_errors=True)
+        raise UsageError(f"cannot keep the record in {run_dir}: {e.strerror}; name another folder with --run-dir") from e
+    if config.run_dir is not None:
+        runs.remember(home, run_dir, run_id)
+    return run_dir, journal
+
+
+def _supervisor(config: RunConfig, journal: Journal, signals: Signals) -> Supervisor:
+    from .recorder import Recorder
+    from .supervisor import Supervisor
+
+    env = {"GOODRUN_RUN_STARTED": str(time.time_ns()), "GOODRUN_RUN_DIR": str(journal.run_dir)}
+    recorder = Recorder(journal, config.chaos, say)
+    return Supervisor(config=config, journal=journal, signals=signals, recorder=recorder, say=say, worker_env=env)

@@ -1,0 +1,80 @@
+"""The last lines of a run: what happened in words, first failure first, and the exit status."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .attempt import signal_name
+from .events import RunEnded
+from .supervisor import Supervisor
+
+_SHOW_LINES = 12
+
+
+def succeeded(sup: Supervisor) -> int:
+    """Every rank ended with 0."""
+    _end(sup, "succeeded", 0, "")
+    if sup.restarts:
+        s = "" if sup.restarts == 1 else "s"
+        sup.say(f"done after {sup.restarts} restart{s}; the story: goodrun history {sup.journal.run_dir}")
+    return 0
+
+
+def failed(sup: Supervisor, error: Exception) -> int:
+    """Policy gave up, or torch did: show the rank, the reason and what the script said, the latter last."""
+    broken = sup.last_failure
+    if broken is None:
+        sup.say(str(error))
+        _end(sup, "failed", 1, str(error))
+        return 1
+    lines = _last_words(broken.failure.message, broken.log)
+    if lines:
+        sup.say(f"what rank {broken.failure.rank} said last:")
+        for line in lines:
+            sup.say(f"  {line}")
+    reason = sup.pending.reason if sup.pending is not None else ""
+    more = f"; its log is {broken.log}" if broken.log else ""
+    sup.say(f"FAILED: {broken.cause} ({broken.where}, pid {broken.pid}): {reason}{more}")
+    _end(sup, "failed", 1, f"{broken.cause}: {reason}")
+    return 1
+
+
+def stopped(sup: Supervisor, signum: int, waits_for: str | None) -> int:
+    """A signal ended the run."""
+    text = f"stopped by {signal_name(signum)}" + (f" while waiting for {waits_for}" if waits_for else "")
+    sup.say(text)
+    _end(sup, "stopped", 128 + signum, text)
+    return 128 + signum
+
+
+def broken_launch(sup: Supervisor, args: Any, error: Exception) -> int:
+    """torch's launcher itself failed: no rank is to blame."""
+    words = str(error).splitlines()[0] if str(error) else type(error).__name__
+    low = words.lower()
+    status = 1
+    if "address already in use" in low or "eaddrinuse" in low:
+        port = args.master_port or args.rdzv_endpoint or "29500"
+        words, status = f"the port is taken: {port}; free it, or choose another with --master-port or --rdzv-endpoint", 2
+    sup.say(words if status == 2 else f"the launcher could not go on: {type(error).__name__}: {words}")
+    _end(sup, "failed", status, words)
+    return status
+
+
+def _end(sup: Supervisor, outcome: str, status: int, reason: str) -> None:
+    unfired = tuple(f.text for f in sup.config.chaos if f.index not in sup.recorder.fired)
+    if unfired and outcome == "succeeded":
+        sup.say(f"chaos that never came to pass: {'; '.join(unfired)}")
+    step = sup.recorder.best_step
+    sup.journal.write(RunEnded(outcome=outcome, status=status, reason=reason, step=step, chaos_unfired=unfired))
+
+
+def _last_words(message: str, log: str) -> list[str]:
+    """The end of the exception's traceback, else of the rank's own log."""
+    if message:
+        head, _, stack = message.partition("\n")
+        return (stack or head).rstrip().splitlines()[-_SHOW_LINES:]
+    try:
+        return Path(log).read_text(errors="replace").rstrip().splitlines()[-_SHOW_LINES:] if log else []
+    except OSError:
+        return []

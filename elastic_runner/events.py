@@ -1,0 +1,226 @@
+"""What can happen to a run: every event is a frozen dataclass and one JSON line; all else is a fold over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """The common stamp. `t`: monotonic seconds of this boot; `wall`: ISO time for people; `attempt`: the job's generation number."""
+
+    name: ClassVar[str] = ""
+    t: float = 0.0
+    wall: str = ""
+    node: str = ""
+    attempt: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStarted(Event):
+    """The launcher took the job. `argv` is its command line, `slots` the device slots it was given, `spares` those kept in reserve."""
+
+    name: ClassVar[str] = "run_started"
+    schema: int = SCHEMA
+    run_id: str = ""
+    pid: int = 0
+    argv: tuple[str, ...] = ()
+    cwd: str = ""
+    script: str = ""
+    slots: tuple[int, ...] = ()
+    spares: tuple[int, ...] = ()
+    torch: str = ""
+    version: str = ""
+    chaos: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptStarted(Event):
+    """Ranks are about to be started. `slots[i]` is the slot of local rank i; `rendezvous_s` the seconds that forming the group took."""
+
+    name: ClassVar[str] = "attempt_started"
+    world_size: int = 0
+    first_rank: int = 0
+    slots: tuple[int, ...] = ()
+    rendezvous_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkersSpawned(Event):
+    """All processes of this node exist. `pids[i]` belongs to local rank i."""
+
+    name: ClassVar[str] = "workers_spawned"
+    pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored(Event):
+    """A rank's Checkpointer restored `step` from `source`; `seconds` is the slowest rank's."""
+
+    name: ClassVar[str] = "restored"
+    step: int = -1
+    source: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstStep(Event):
+    """Every rank of this node has finished its first step of the attempt.
+
+    The marks are monotonic seconds, each that of the slowest rank; 0 where the script never passed it.
+    """
+
+    name: ClassVar[str] = "first_step"
+    step: int = -1
+    boot_t: float = 0.0
+    torch_t: float = 0.0
+    init_t: float = 0.0
+    restore_begin_t: float = 0.0
+    restore_end_t: float = 0.0
+    first_step_t: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankExited(Event):
+    """One rank's process ended. `code` as in subprocess: negative is a signal. `rank` is global, `slot` the device slot."""
+
+    name: ClassVar[str] = "rank_exited"
+    rank: int = -1
+    slot: int = -1
+    pid: int = 0
+    code: int = 0
+    step: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankHung(Event):
+    """A detector named a rank. `evidence` says on what grounds, `silent_s` for how long it had not beaten."""
+
+    name: ClassVar[str] = "rank_hung"
+    rank: int = -1
+    slot: int = -1
+    pid: int = 0
+    step: int = -1
+    evidence: tuple[str, ...] = ()
+    silent_s: float = 0.0
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackDumped(Event):
+    """A rank's Python stack, taken before anything was killed, innermost frame first."""
+
+    name: ClassVar[str] = "stack_dumped"
+    rank: int = -1
+    stack: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChaosFired(Event):
+    """An entry of the chaos plan fired."""
+
+    name: ClassVar[str] = "chaos_fired"
+    index: int = -1
+    entry: str = ""
+    rank: int = -1
+    slot: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed(Event):
+    """The first failure of an attempt: what the decision was made on. `fault_t`: monotonic second at which it happened, as far as known.
+
+    `kind` is one of policy.Kind's values; `cause` is the sentence people read; `message` the exception and its traceback, `log` where
+    more of it is.
+    """
+
+    name: ClassVar[str] = "failed"
+    kind: str = ""
+    rank: int = -1
+    slot: int = -1
+    step: int = -1
+    best_step: int = -1
+    cause: str = ""
+    message: str = ""
+    log: str = ""
+    fault_t: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decided(Event):
+    """What policy made of it. `action` is one of policy.Do's values; `slots` are those that go on."""
+
+    name: ClassVar[str] = "decided"
+    action: str = ""
+    slots: tuple[int, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopping(Event):
+    """Ranks were asked to stop with `signal`; `why` is "restart", "signal" or "end"."""
+
+    name: ClassVar[str] = "stopping"
+    signal: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped(Event):
+    """No process of the attempt is left. `killed` are the ranks that had to be killed, `signal` what they ignored."""
+
+    name: ClassVar[str] = "stopped"
+    seconds: float = 0.0
+    killed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt(Event):
+    """The line printed after a restart: where training goes on, and what it cost."""
+
+    name: ClassVar[str] = "receipt"
+    text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankProgress(Event):
+    """Where the ranks were, written every few seconds and at the end of an attempt; index is the local rank."""
+
+    name: ClassVar[str] = "progress"
+    steps: tuple[int, ...] = ()
+    data_wait_s: tuple[float, ...] = ()
+    save_stall_s: tuple[float, ...] = ()
+    longest_step_s: float = 0.0
+    durable_step: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice(Event):
+    """A remark for people: something unusual that needed no decision."""
+
+    name: ClassVar[str] = "notice"
+    text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded(Event):
+    """The launcher is done. `outcome`: "succeeded", "failed" or "stopped"; `status` is its exit status."""
+
+    name: ClassVar[str] = "run_ended"
+    outcome: str = ""
+    status: int = 0
+    reason: str = ""
+    step: int = -1
+    chaos_unfired: tuple[str, ...] = field(default=())
+
+
+KINDS: dict[str, type[Event]] = {
+    cls.name: cls
+    for cls in (
+        RunStarted, AttemptStarted, WorkersSpawned, Restored, FirstStep, RankExited, RankHung, StackDumped, ChaosFired, Failed,
+        Decided, Stopping, Stopped, Receipt, RankProgress, Notice, RunEnded,
+    )
+}  # fmt: skip

@@ -1,0 +1,87 @@
+"""The record of a run: `events.jsonl`, appended by one supervisor, read by everything that tells its story."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TypeVar
+
+from . import events
+from .events import Event
+
+FILE_NAME = "events.jsonl"
+E = TypeVar("E", bound=Event)
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+class Journal:
+    """Appends events to a run's record; each is on disk's queue (one write call) when `write` returns."""
+
+    def __init__(
+        self, run_dir: Path, *, clock: Callable[[], float] = time.monotonic, wall: Callable[[], datetime] = _now, node: str | None = None
+    ) -> None:
+        """Open (or go on with) the record in `run_dir`, which must exist. Raises OSError if it cannot be written."""
+        self.run_dir = run_dir
+        self.clock = clock
+        self.attempt = -1
+        self._wall = wall
+        self._node = node or socket.gethostname()
+        self._fd = os.open(run_dir / FILE_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._lost = 0
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            os.write(self._fd, b"\n")  # an earlier life died while it wrote: its torn line must not swallow our first
+
+    def write(self, event: E) -> E:
+        """Stamp and append one event; returns it as written. A full disk loses the line, never the run: `lost` counts them."""
+        stamped = dataclasses.replace(
+            event,
+            t=round(event.t or self.clock(), 6),
+            wall=self._wall().isoformat(timespec="milliseconds"),
+            node=self._node,
+            attempt=self.attempt,
+        )
+        body = {"event": event.name, **dataclasses.asdict(stamped)}
+        try:
+            os.write(self._fd, json.dumps(body).encode() + b"\n")
+        except OSError:
+            self._lost += 1
+        return stamped
+
+    @property
+    def lost(self) -> int:
+        """How many events could not be written."""
+        return self._lost
+
+    def close(self) -> None:
+        """Close the file; nothing may be written afterwards."""
+        os.close(self._fd)
+
+
+def read_events(run_dir: Path) -> Iterator[Event]:
+    """The events of a run, oldest first. Torn lines and unknown events are skipped, unknown fields dropped (a newer writer's)."""
+    with open(run_dir / FILE_NAME, "rb") as f:
+        for line in f:
+            if (event := parse_line(line)) is not None:
+                yield event
+
+
+def parse_line(line: bytes) -> Event | None:
+    """One line of a record as its event; None if it is torn, damaged or of a kind this version does not know."""
+    try:
+        body: Any = json.loads(line)
+        cls = events.KINDS[body.pop("event")]
+        known = {f.name for f in dataclasses.fields(cls)}
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in body.items() if k in known}
+        return cls(**fields)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None

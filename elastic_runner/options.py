@@ -1,0 +1,277 @@
+"""The command line: torchrun's own parser with goodrun's options added, a YAML file below it, and every check that can be made early."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.machinery
+import os
+import shutil
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..fault_injection import Fault, check_plan, parse_plan
+from ..fault_injection.plan import ChaosError
+from .errors import UsageError
+from .policy import Budgets, Slots
+from .slots import first_slots
+
+DEFAULT_SHUTDOWN_S = 30
+UNCAPPED = 9999
+"""What torch is told as --max-restarts when the user gave none: policy ends the job long before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything goodrun adds to torchrun's options."""
+
+    slots: Slots
+    """The device slots of this node at the start."""
+    budgets: Budgets
+    chaos: tuple[Fault, ...] = ()
+    chaos_text: str = ""
+    run_dir: Path | None = None
+    hang_detection: bool = True
+    dry_run_detectors: bool = False
+    shutdown_timeout_s: int = DEFAULT_SHUTDOWN_S
+    """How long ranks get between being asked to stop and being killed."""
+    restart_grace_s: float = 2.0
+    """The same on the way to a restart, where survivors sit in collectives that cannot end; `--shutdown-timeout` sets both."""
+    script_is_python: bool = True
+    virtual_local_rank: bool = False
+    max_nodes: int = 1
+    local_addr: str | None = None
+    stop_signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    argv: tuple[str, ...] = ()
+    script: str = ""
+
+
+class _Parser(argparse.ArgumentParser):
+    """torch's parser, made ours by class: speaks in one sentence, and never takes one of goodrun's options for an abbreviation."""
+
+    ours: frozenset[str]
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:  # argparse's hook for abbreviations
+        return [t for t in super()._get_option_tuples(option_string) if t[0].dest not in self.ours]
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (goodrun --help lists the options)")
+
+
+def build_parser() -> _Parser:
+    """torchrun's parser as the installed torch has it, and goodrun's own options in a group of their own."""
+    from torch.distributed.run import get_args_parser
+
+    parser: Any = get_args_parser()
+    parser.__class__ = _Parser
+    before = {a.dest for a in parser._actions}
+    parser.prog = "goodrun"
+    parser.description = "torchrun's command line for jobs that survive. Sub-commands: goodrun history, goodrun runs."
+    g = parser.add_argument_group("goodrun's own options")
+    g.add_argument("--chaos", metavar="SPEC", help="inject faults, e.g. 'kill:rank=1@step=20; hang:rank=2@40s', or a YAML file of them")
+    g.add_argument("--min-nproc", type=int, metavar="N", help="never go on with fewer workers on this node; N = nproc forbids shrinking")
+    g.add_argument("--world-size-multiple-of", type=int, default=1, metavar="K", help="shrink to multiples of K only (tensor parallelism)")
+    g.add_argument("--spares", type=int, default=0, metavar="N", help="keep N more slots in reserve; one takes the place of a lost slot")
+    g.add_argument("--run-dir", type=Path, metavar="DIR", help="where the record and the logs go (default: a fresh folder)")
+    g.add_argument("--hang-detection", choices=["auto", "off"], default="auto", help="find ranks that hang (default: auto)")
+    g.add_argument("--dry-run-detectors", action="store_true", help="only record what the hang detection would have done")
+    g.add_argument("--config", type=Path, metavar="FILE", help="YAML with options by their long names; the command line and PET_* win")
+    # None tells "not given" from torchrun's default of 0, which would forbid every restart
+    if "PET_MAX_RESTARTS" not in os.environ:
+        parser.set_defaults(max_restarts=None)
+    parser.ours = frozenset({a.dest for a in parser._actions} - before)
+    return parser  # type: ignore[no-any-return]
+
+
+def split_at_script(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], str, list[str]]:
+    """(options, script, the script's own arguments). What follows the script is never shown to a parser: it is the script's.
+
+    Raises UsageError if there is no script.
+    """
+    i = 0
+    while i < len(argv):
+        token = argv[i]
+        if token == "--" and i + 1 < len(argv):
+            return list(argv[:i]), argv[i + 1], list(argv[i + 2 :])
+        if not token.startswith("-") or token == "-":
+            return list(argv[:i]), token, list(argv[i + 1 :])
+        i += 2 if _takes_next(parser, token) else 1
+    if any(t in ("-h", "--help") for t in argv):
+        parser.print_help()
+        raise SystemExit(0)
+    parser.parse_args([*argv, "no-script"])  # an unknown or ambiguous option is the better complaint
+    raise UsageError("no training script given: goodrun [options] train.py [arguments]")
+
+
+def _takes_next(parser: argparse.ArgumentParser, token: str) -> bool:
+    """Whether an option's value is the next word."""
+    if "=" in token and token.startswith("--"):
+        return False
+    actions = parser._option_string_actions
+    if token in actions:
+        return actions[token].nargs != 0
+    if token.startswith("--"):
+        found = {a.dest: a for a, *_ in parser._get_option_tuples(token)}
+        return len(found) == 1 and next(iter(found.values())).nargs != 0
+    return False  # -r3: the value is in the word
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
+    """torch's namespace and our configuration. Raises UsageError, with one sentence, before anything is written or started."""
+    parser = build_parser()
+    head, script, tail = split_at_script(parser, argv)
+    _apply_config_file(parser, head)
+    args = parser.parse_args([*head, "--", script])
+    args.training_script_args = tail
+    _check_script(args)
+    nproc, max_nodes = _sizes(args)
+    capped = args.max_restarts
+    if capped is not None and capped < 0:
+        raise UsageError(f"--max-restarts must be 0 or more, not {capped}")
+    args.max_restarts = UNCAPPED if capped is None else capped
+    slots = _slots(args, nproc)
+    plan = _chaos(args.chaos, len(slots.active), slots, max_nodes)
+    own_grace = args.shutdown_timeout if args.shutdown_timeout is not None else os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    grace = _grace(own_grace)
+    config = RunConfig(
+        slots=slots,
+        budgets=Budgets(max_restarts=capped),
+        chaos=plan,
+        chaos_text=args.chaos or "",
+        run_dir=args.run_dir,
+        hang_detection=args.hang_detection == "auto",
+        dry_run_detectors=args.dry_run_detectors,
+        shutdown_timeout_s=DEFAULT_SHUTDOWN_S if grace is None else grace,
+        restart_grace_s=2.0 if grace is None else float(grace),
+        script_is_python=not args.no_python or bool(args.run_path),
+        virtual_local_rank=bool(getattr(args, "virtual_local_rank", False)),
+        max_nodes=max_nodes,
+        local_addr=args.local_addr,
+        stop_signals=tuple(s.strip() for s in getattr(args, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT").split(",") if s.strip()),
+        argv=tuple(argv),
+        script=script,
+    )
+    args.nproc_per_node = str(nproc)
+    if max_nodes == 1 and args.local_addr is None:
+        args.local_addr = "127.0.0.1"  # else torch looks up the machine's own name, which need not resolve
+    if args.run_path:
+        _run_path_as_command(args)
+    return args, config
+
+
+def choose_threads(nproc: int, env: MutableMapping[str, str]) -> str:
+    """Set OMP_NUM_THREADS as torchrun would, unless the user did; returns the line that says so, or nothing."""
+    if "OMP_NUM_THREADS" in env or nproc == 1:
+        return ""
+    env["OMP_NUM_THREADS"] = "1"
+    return f"OMP_NUM_THREADS is unset: 1 thread for each of the {nproc} ranks, as torchrun does"
+
+
+def _run_path_as_command(args: argparse.Namespace) -> None:
+    """--run-path as the command it amounts to, so that its ranks are ordinary workers."""
+    code = "import sys; from torch.distributed.run import run_script_path; run_script_path(*sys.argv[1:])"
+    args.training_script_args = ["-u", "-c", code, args.training_script, *args.training_script_args]
+    args.training_script, args.run_path, args.no_python, args.module = sys.executable, False, True, False
+
+
+def _grace(value: object) -> int | None:
+    if value is None:
+        return None
+    try:
+        seconds = int(str(value))
+    except ValueError:
+        seconds = -1
+    if seconds < 0:
+        raise UsageError(f"--shutdown-timeout must be a whole number of seconds, 0 or more, not {value}")
+    return seconds
+
+
+def _apply_config_file(parser: _Parser, head: Sequence[str]) -> None:
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", type=Path)
+    path = finder.parse_known_args(list(head))[0].config
+    if path is None:
+        return
+    known = {a.dest: a for a in parser._actions if a.option_strings and a.dest not in ("help", "config")}
+    for key, value in _read_yaml(path).items():
+        dest = str(key).lstrip("-").replace("-", "_")
+        if dest not in known:
+            close = [d for d in known if d.startswith(dest[:4])]
+            hint = f"; did you mean {close[0].replace('_', '-')!r}?" if close else ""
+            raise UsageError(f"{path} has the unknown key {key!r}{hint}")
+        if f"PET_{dest.upper()}" not in os.environ:
+            parser.set_defaults(**{dest: value if isinstance(value, bool) else str(value)})
+
+
+def _read_yaml(path: Path) -> Mapping[Any, Any]:
+    import yaml
+
+    try:
+        body = yaml.safe_load(path.read_text())
+    except OSError as e:
+        raise UsageError(f"cannot read --config {path}: {e.strerror}") from e
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise UsageError(f"--config {path} is not valid YAML: {str(e).splitlines()[0]}") from e
+    if not isinstance(body, dict):
+        raise UsageError(f"--config {path} must hold options as `name: value` lines")
+    return body
+
+
+def _check_script(args: argparse.Namespace) -> None:
+    script = args.training_script
+    if args.no_python and not args.run_path:
+        if shutil.which(script) is None:
+            raise UsageError(f"cannot find the program {script!r}: give its path, or put it on PATH and make it executable")
+    elif args.module:
+        top = script.partition(".")[0]
+        if top not in sys.builtin_module_names and importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path]) is None:
+            raise UsageError(f"cannot find the module {script!r} (-m): it is neither below {os.getcwd()} nor installed")
+    else:
+        try:
+            if os.path.isdir(script):
+                script = os.path.join(script, "__main__.py")
+            open(script, "rb").close()
+        except OSError as e:
+            raise UsageError(f"cannot read the training script {args.training_script!r}: {e.strerror}") from e
+
+
+def _sizes(args: argparse.Namespace) -> tuple[int, int]:
+    from torch.distributed.run import determine_local_world_size, parse_min_max_nnodes
+
+    try:
+        least, most = parse_min_max_nnodes(args.nnodes)
+    except (ValueError, RuntimeError) as e:
+        raise UsageError(f"--nnodes {args.nnodes} is neither a number nor MIN:MAX") from e
+    if not 0 < least <= most:
+        raise UsageError(f"--nnodes {args.nnodes}: MIN must be 1 or more and not above MAX")
+    try:
+        nproc = determine_local_world_size(args.nproc_per_node)
+    except ValueError as e:
+        raise UsageError(f"--nproc-per-node {args.nproc_per_node}: {e}") from e
+    if nproc < 1:
+        raise UsageError(f"--nproc-per-node {nproc}: at least one worker is needed")
+    return nproc, most
+
+
+def _slots(args: argparse.Namespace, nproc: int) -> Slots:
+    k = args.world_size_multiple_of
+    if k < 1 or nproc % k:
+        raise UsageError(f"--world-size-multiple-of {k} does not divide --nproc-per-node {nproc}")
+    if args.min_nproc is not None and not 1 <= args.min_nproc <= nproc:
+        raise UsageError(f"--min-nproc {args.min_nproc} must be between 1 and --nproc-per-node {nproc}")
+    if args.spares < 0:
+        raise UsageError(f"--spares {args.spares} must be 0 or more")
+    return first_slots(nproc, spares=args.spares, min_nproc=args.min_nproc, multiple_of=k)
+
+
+def _chaos(text: str | None, nproc: int, slots: Slots, max_nodes: int) -> tuple[Fault, ...]:
+    if text is None:
+        return ()
+    try:
+        plan = parse_plan(text)
+        check_plan(plan, nproc * max_nodes, (*slots.active, *slots.spare))
+    except ChaosError as e:
+        raise UsageError(str(e)) from e
+    return plan

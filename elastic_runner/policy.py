@@ -1,0 +1,195 @@
+"""Decides what happens after a failure: a pure function of what is known, the budgets and now. No torch, no os, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+
+class Kind(str, Enum):
+    """Of what nature the first failure of an attempt was."""
+
+    EXCEPTION = "exception"  # the script raised, or left with a status of its own choosing
+    SIGNAL = "signal"  # something killed the process: the kernel, an operator, a crash in native code
+    HANG = "hang"  # a detector named the rank
+    LEFT = "left"  # the rank ended with 0 while its peers went on waiting for it
+    SLOT_LOST = "slot-lost"  # the device slot is known to be gone
+    PEER = "peer"  # another node failed or the membership changed: nobody here is to blame
+
+
+class Do(str, Enum):
+    """The answers."""
+
+    RESTART = "restart"
+    RESTART_WITHOUT = "restart without"
+    GROW = "grow"
+    GIVE_UP = "give up"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One attempt's first failure. `t`: monotonic seconds; steps are numbered over the whole job, None where the script shows none."""
+
+    t: float
+    kind: Kind
+    slot: int
+    rank: int
+    step: int | None = None
+    started: bool = True
+    """False if no rank had finished a step, nor run longer than a start takes: the script never got going."""
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budgets:
+    """How much of each kind is borne. Counts are consecutive failures without progress, unless said otherwise."""
+
+    max_restarts: int | None = None
+    """The user's `--max-restarts`: a cap over everything but preemption; None leaves it to the budgets below."""
+    failed_starts: int = 2
+    """Starts of a script that ends by itself before its first step."""
+    same_step_crashes: int = 2
+    """Crashes by exception or exit status at the same step."""
+    without_progress: int = 10
+    """Failures of the infrastructure with no new step between them."""
+    detections: int = 5
+    """Restarts made by hang detectors with no new step between them."""
+    strikes: int = 3
+    """Consecutive attempts first failed by one slot, within `strike_window_s`, before it is left out."""
+    strike_window_s: float = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slots:
+    """The device slots of this node: those in use, in rank order, those kept in reserve, those left out with the reason."""
+
+    active: tuple[int, ...]
+    spare: tuple[int, ...] = ()
+    out: tuple[tuple[int, str], ...] = ()
+    min_nproc: int = 1
+    multiple_of: int = 1
+
+    def without(self, slot: int, reason: str) -> Slots | None:
+        """These slots with `slot` left out and a spare, if there is one, in its place; None if too few would remain."""
+        spare = self.spare[1:]
+        active = tuple(self.spare[0] if s == slot else s for s in self.active) if self.spare else tuple(s for s in self.active if s != slot)
+        size = len(active) - len(active) % self.multiple_of
+        if size < max(self.min_nproc, 1):
+            return None
+        # what does not fill a whole multiple waits in reserve
+        return replace(self, active=active[:size], spare=spare + active[size:], out=(*self.out, (slot, reason)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """One answer, the slots it leaves in use, and the reason in words."""
+
+    do: Do
+    slots: Slots
+    reason: str
+
+
+def decide(failures: Sequence[Failure], slots: Slots, budgets: Budgets, restarts: int) -> Action:
+    """What to do about `failures[-1]`, the newest; the others are those before it, oldest first.
+
+    Args:
+        failures: every attempt's first failure so far.
+        slots: the node's slots as they were in the failed attempt.
+        budgets: what is borne.
+        restarts: restarts already made.
+    """
+    newest = failures[-1]
+    if budgets.max_restarts is not None and restarts >= budgets.max_restarts and newest.kind is not Kind.PEER:
+        return Action(do=Do.GIVE_UP, slots=slots, reason=f"--max-restarts {budgets.max_restarts} is used up")
+    if newest.kind is Kind.PEER:
+        return Action(do=Do.RESTART, slots=slots, reason="another node left or joined")
+    if newest.kind is Kind.SLOT_LOST:
+        return _leave_out(newest, slots, f"slot {newest.slot} is lost")
+    if newest.kind is Kind.EXCEPTION:
+        return _after_exception(failures, slots, budgets)
+    if newest.kind is Kind.LEFT:
+        return Action(do=Do.GIVE_UP, slots=slots, reason=f"rank {newest.rank} ended with 0 while the others were still waiting for it")
+    strikes = _strikes(failures, budgets)
+    if strikes >= budgets.strikes:
+        smaller = slots.without(newest.slot, f"{strikes} failures in a row")
+        if smaller is not None:
+            return _shrink(newest.slot, slots, smaller, f"slot {newest.slot} failed {strikes} times in a row")
+    stuck = _without_progress(failures)
+    if newest.kind is Kind.HANG and _trailing(stuck, lambda f: f.kind is Kind.HANG) >= budgets.detections:
+        return Action(do=Do.GIVE_UP, slots=slots, reason=f"{budgets.detections} hangs in a row without a new step")
+    if len(stuck) >= budgets.without_progress:
+        return Action(do=Do.GIVE_UP, slots=slots, reason=f"{len(stuck)} failures in a row without a new step")
+    return Action(do=Do.RESTART, slots=slots, reason=_count(failures, strikes))
+
+
+def _after_exception(failures: Sequence[Failure], slots: Slots, budgets: Budgets) -> Action:
+    newest = failures[-1]
+    starts = _trailing(failures, lambda f: f.kind is Kind.EXCEPTION and not f.started)
+    if starts >= budgets.failed_starts:
+        return Action(do=Do.GIVE_UP, slots=slots, reason=f"the script could not start, {starts} times in a row")
+    same = _trailing(failures, lambda f: f.kind is Kind.EXCEPTION and f.started and f.step is not None and f.step == newest.step)
+    if same >= budgets.same_step_crashes:
+        why = f"it crashed after step {newest.step} again: the code or the data, not the machine"
+        return Action(do=Do.GIVE_UP, slots=slots, reason=why)
+    stuck = _without_progress(failures)
+    blind = _trailing(stuck, lambda f: f.kind is Kind.EXCEPTION and f.message == newest.message)
+    if newest.step is None and blind > budgets.same_step_crashes:
+        return Action(do=Do.GIVE_UP, slots=slots, reason=f"the same exception {blind} times in a row")
+    if len(stuck) >= budgets.without_progress:
+        return Action(do=Do.GIVE_UP, slots=slots, reason=f"{len(stuck)} failures in a row without a new step")
+    return Action(do=Do.RESTART, slots=slots, reason="first crash at this step" if newest.started else "first failed start")
+
+
+def _leave_out(newest: Failure, slots: Slots, reason: str) -> Action:
+    smaller = slots.without(newest.slot, reason)
+    if smaller is None:
+        left = len(slots.active) - 1
+        why = f"{reason}; the {left} left cannot go on (--min-nproc {slots.min_nproc}, --world-size-multiple-of {slots.multiple_of})"
+        return Action(do=Do.GIVE_UP, slots=slots, reason=why)
+    return _shrink(newest.slot, slots, smaller, reason)
+
+
+def _shrink(slot: int, before: Slots, after: Slots, why: str) -> Action:
+    if len(after.active) == len(before.active):
+        return Action(do=Do.RESTART_WITHOUT, slots=after, reason=f"{why}: spare slot {before.spare[0]} takes its place")
+    return Action(do=Do.RESTART_WITHOUT, slots=after, reason=f"{why}: going on with {len(after.active)} of {len(before.active)}")
+
+
+def _count(failures: Sequence[Failure], strikes: int) -> str:
+    newest = failures[-1]
+    same = _trailing(failures, lambda f: f.rank == newest.rank and f.step is not None and f.step == newest.step)
+    if same > 1:
+        return f"rank {newest.rank} failed after step {newest.step} for the {_ordinal(same)} time"
+    return f"strike {strikes} for slot {newest.slot}"
+
+
+def _ordinal(n: int) -> str:
+    return {2: "second", 3: "third"}.get(n, f"{n}th")
+
+
+def _strikes(failures: Sequence[Failure], budgets: Budgets) -> int:
+    """How many of the newest failures in a row were by the newest one's slot, within the window."""
+    newest = failures[-1]
+    blames = (Kind.SIGNAL, Kind.HANG)
+    return _trailing(failures, lambda f: f.slot == newest.slot and f.kind in blames and newest.t - f.t <= budgets.strike_window_s)
+
+
+def _without_progress(failures: Sequence[Failure]) -> Sequence[Failure]:
+    """The newest failures between which no attempt got further than the best before it."""
+    best: int | None = None
+    since = 0
+    for i, f in enumerate(failures):
+        if f.step is not None and (best is None or f.step > best):
+            best = f.step
+            since = i
+    return failures[since:]
+
+
+def _trailing(failures: Sequence[Failure], test: Callable[[Failure], bool]) -> int:
+    n = 0
+    for f in reversed(failures):
+        if not test(f):
+            break
+        n += 1
+    return n

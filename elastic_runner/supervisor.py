@@ -1,0 +1,243 @@
+"""Watches an attempt, asks policy, performs: the thin loop between observers, decider, processes and record."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ..fault_injection import due, remaining, to_env
+from ..progress import Progress
+from . import processes
+from .attempt import Attempt, Broken, Finished, Left, Signalled, signal_name
+from .errors import GoodrunError
+from .events import AttemptStarted, Decided, Stopped, Stopping, WorkersSpawned
+from .hang import HangDetector
+from .journal import Journal
+from .options import RunConfig
+from .policy import Action, Do, Failure, Kind, Slots, decide
+from .recorder import Recorder
+from .signals import PASSED_ON, Signals
+from .slots import visible_devices
+from .workers import Rank, Spawn, WorkerContext
+
+
+class Outcome(Enum):
+    """How watching an attempt ended."""
+
+    HEALTHY = "healthy"  # nothing yet; look again
+    SUCCEEDED = "succeeded"
+    RESTART = "restart"
+    GIVE_UP = "give up"
+
+
+class StopRequested(GoodrunError):
+    """The job was stopped by a signal; all ranks are gone."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by {signal_name(signum)}")
+        self.signum = signum
+
+
+@dataclass(kw_only=True)
+class Supervisor:
+    """One node's part of a run. Its state: the slots, the failures so far, and the attempt under watch."""
+
+    config: RunConfig
+    journal: Journal
+    signals: Signals
+    recorder: Recorder
+    say: Callable[[str], None]
+    worker_env: dict[str, str]
+    """Added to every worker's environment."""
+    started_t: float = field(default_factory=time.monotonic)
+    slots: Slots = field(init=False)
+    generation: int = -1
+    world_size: int = 0
+    restarts: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    attempt: Attempt | None = None
+    last_failure: Broken | None = None
+    pending: Action | None = None
+    """Decided, not yet performed."""
+    passed_on: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.slots = self.config.slots
+
+    # -- starting ------------------------------------------------------------------------------------------------------
+
+    def attempt_begins(self, generation: int, world_size: int, first_rank: int, rendezvous_s: float) -> None:
+        """The group has formed as `generation`; its ranks are about to be started."""
+        self.generation = self.journal.attempt = generation
+        self.world_size = world_size
+        self.journal.write(
+            AttemptStarted(world_size=world_size, first_rank=first_rank, slots=self.slots.active, rendezvous_s=round(rendezvous_s, 6))
+        )
+
+    def spawn_plan(self) -> Spawn:
+        """What the workers of the coming attempt get besides torch's own description."""
+        env = {**self.worker_env, "GOODRUN_GENERATION": str(self.generation)}
+        left = remaining(self.config.chaos, self.recorder.fired)
+        if left:
+            env["GOODRUN_CHAOS"] = to_env(left)
+            env["GOODRUN_RUN_STARTED_MONO"] = repr(self.started_t)
+        return Spawn(
+            generation=self.generation,
+            slots=self.slots.active,
+            stack_dir=self.journal.run_dir / "stacks",
+            env=env,
+            devices=visible_devices(self.slots.active, os.environ, _device_count()),
+            virtual_local_rank=self.config.virtual_local_rank,
+            script_is_python=self.config.script_is_python,
+        )
+
+    def workers_started(self, context: WorkerContext) -> None:
+        """The ranks exist: watch them."""
+        self.journal.write(WorkersSpawned(pids=tuple(r.pid for r in context.ranks)))
+        self.recorder.attempt_begins()
+        detector = HangDetector(known_start_s=self.recorder.known_start_s) if self.config.hang_detection else None
+        self.attempt = Attempt(context, self.signals, detector, self._slot_lost, whole_job=len(context.ranks) == self.world_size)
+
+    def _slot_lost(self, r: Rank, page: Progress) -> bool:
+        return any(f.kind == "slot-lost" and (f.index in self.recorder.fired or page.chaos_fired >> f.index & 1) and
+                   (f.slot == r.slot or f.rank == r.rank) for f in self.config.chaos)  # fmt: skip
+
+    # -- watching ------------------------------------------------------------------------------------------------------
+
+    def watch(self, until_t: float | None = None) -> Outcome:
+        """Watch the attempt until it ends, or until monotonic time `until_t`. Raises StopRequested once a stop signal was obeyed."""
+        assert self.attempt is not None
+        attempt = self.attempt
+        while until_t is None or time.monotonic() < until_t:
+            seen = attempt.observe()
+            self.recorder.look(attempt)
+            self._chaos_by_time(attempt)
+            if isinstance(seen, Finished):
+                self.recorder.progress(attempt.pages())
+                return Outcome.SUCCEEDED
+            if isinstance(seen, Signalled):
+                self._signalled(seen.signum)
+            elif isinstance(seen, Left):
+                gone, waiting = _names(seen.gone), _names(seen.waiting)
+                self.recorder.notice(f"{gone} left with status 0 a while ago; {waiting} still at work")
+            elif isinstance(seen, Broken) and not self._only_watched(attempt, seen):
+                return self._broken(attempt, seen)
+        return Outcome.HEALTHY
+
+    def _only_watched(self, attempt: Attempt, broken: Broken) -> bool:
+        """Detectors in dry run, and a rank that died of a signal we passed on: neither is a failure to act upon."""
+        if broken.failure.kind is Kind.HANG:
+            self.recorder.hang(broken, dry_run=self.config.dry_run_detectors)
+            if self.config.dry_run_detectors:
+                self.recorder.notice(f"{broken.cause} (dry run: nothing is done)")
+                attempt.forget_detector()
+                return True
+        code = next((r.code for r in attempt.ranks if r.rank == broken.failure.rank), None)
+        if code is not None and -code in self.passed_on:
+            self._stop(attempt, -code, ask=False)
+        return False
+
+    def _broken(self, attempt: Attempt, broken: Broken) -> Outcome:
+        self.recorder.failure(attempt, broken)
+        self.last_failure = broken
+        self.failures.append(broken.failure)
+        action = decide(self.failures, self.slots, self.config.budgets, self.restarts)
+        self._decided(action)
+        self.say(f"{broken.cause} ({broken.where}): {_words(action)}")
+        return Outcome.GIVE_UP if action.do is Do.GIVE_UP else Outcome.RESTART
+
+    def membership_changed(self) -> None:
+        """Another node came or went: start over with it."""
+        failure = Failure(t=time.monotonic(), kind=Kind.PEER, slot=-1, rank=-1)
+        self._decided(decide([failure], self.slots, self.config.budgets, self.restarts))
+        self.say("another node joins or has left: starting over with the new group")
+
+    def _decided(self, action: Action) -> None:
+        self.pending = action
+        self.journal.write(Decided(action=action.do.value, slots=action.slots.active, reason=action.reason))
+
+    def begin_restart(self) -> None:
+        """Stop what is left of the attempt, and take over the slots that were decided."""
+        assert self.attempt is not None and self.pending is not None
+        self._end(self.attempt, signal.SIGTERM, self.config.restart_grace_s, "restart")
+        self.slots, self.pending = self.pending.slots, None
+        self.restarts += 1
+
+    def _chaos_by_time(self, attempt: Attempt) -> None:
+        for fault in due(self.config.chaos, self.recorder.fired, time.monotonic() - self.started_t):
+            target = next((r for r in attempt.ranks if r.code is None and (r.rank == fault.rank or r.slot == fault.slot)), None)
+            if target is not None:
+                self.recorder.chaos_from_outside(fault, target.rank, target.slot)
+                processes.send(target.pid, signal.SIGSTOP if fault.kind == "hang" else signal.SIGKILL)
+
+    # -- stopping ------------------------------------------------------------------------------------------------------
+
+    def _signalled(self, signum: int) -> None:
+        assert self.attempt is not None
+        if signum in self.signals.stops:
+            self._stop(self.attempt, signum, ask=True)
+        if signum in PASSED_ON:
+            self.passed_on.add(signum)
+            self.recorder.notice(f"passed {signal_name(signum)} on to every rank")
+            self.attempt.context.ask(signum)
+
+    def _stop(self, attempt: Attempt, signum: int, *, ask: bool) -> None:
+        grace = self.config.shutdown_timeout_s
+        if ask:
+            ranks = len(attempt.ranks)
+            self.say(f"{signal_name(signum)}: asked {ranks} ranks to stop; they have {grace} s (a second Ctrl-C kills them now)")
+        self.recorder.progress(attempt.pages())
+        self._end(attempt, signum, grace, "signal", ask=ask)
+        raise StopRequested(signum)
+
+    def end(self) -> None:
+        """Leave no rank behind, whatever happened."""
+        if self.attempt is not None and self.attempt.ranks:
+            self._end(self.attempt, signal.SIGTERM, self.config.restart_grace_s, "end")
+
+    def _end(self, attempt: Attempt, signum: int, grace_s: float, why: str, *, ask: bool = True) -> None:
+        """Ask, wait, kill; helpers go with their ranks."""
+        context, begin = attempt.context, time.monotonic()
+        if any(not r.look() for r in attempt.ranks) and ask:
+            self.journal.write(Stopping(signal=signal_name(signum), why=why))
+            hung = self.last_failure.failure.rank if why == "restart" and self.last_failure and self.last_failure.evidence else None
+            for r in attempt.ranks:
+                if r.rank == hung:
+                    processes.kill_session(r.pid)  # it will not answer
+            context.ask(signum)
+        self._wait(context, begin + grace_s)
+        killed = tuple(r.rank for r in attempt.ranks if not r.look())
+        context.close(signal.SIGKILL, 0)
+        self.journal.write(Stopped(seconds=round(time.monotonic() - begin, 6), killed=killed))
+
+    def _wait(self, context: WorkerContext, until_t: float) -> None:
+        while not context.wait_ended(max(until_t - time.monotonic(), 0), self.signals.fileno()):
+            signum = self.signals.take()
+            if signum in (signal.SIGINT, signal.SIGQUIT):
+                self.say(f"{signal_name(signum)} again: killing all ranks now")
+                return
+            if signum is not None and signum in PASSED_ON:
+                context.ask(signum)
+            if time.monotonic() >= until_t:
+                return
+
+
+def _device_count() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _names(ranks: tuple[int, ...]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def _words(action: Action) -> str:
+    n = len(action.slots.active)
+    if action.do is Do.GIVE_UP:
+        return f"giving up ({action.reason})"
+    return f"restarting {n} rank{'s' if n > 1 else ''} ({action.reason})"

@@ -1,0 +1,284 @@
+"""The page by which one rank tells its supervisor, through shared memory, how far it is.
+
+A page is 1 KiB of anonymous shared memory (a memfd: nothing to leak, no /dev/shm). It is written by one process, the rank, and read by
+one, the supervisor. Every field is one aligned 64-bit word, so a reader never sees half a value. Writing a beat costs about a
+microsecond and makes no system call but the clock's. Standard library only: this module is imported by every worker at start.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+
+PAGE_FD_VARIABLE = "GOODRUN_PAGE_FD"
+PAGE_BYTES = 1024
+_TEXT_OFFSET, _TEXT_BYTES = 512, 512
+
+
+class Phase(IntEnum):
+    """What a rank says it is doing; limits for silence are learned per phase."""
+
+    START = 0
+    STEP = 1
+    DATA = 2
+    SAVE = 3
+    RESTORE = 4
+    EVAL = 5
+    IDLE = 6
+
+
+class Mark(IntEnum):
+    """Moments of a worker's life, each stamped once, in the order in which they usually come."""
+
+    BOOT = 0  # the interpreter is up, the script has not begun
+    TORCH = 1  # `import torch` is done
+    INIT_BEGIN = 2  # init_process_group was called
+    INIT_END = 3
+    RESTORE_BEGIN = 4
+    RESTORE_END = 5
+    FIRST_STEP = 6  # the first optimizer step (or step beat) of this attempt is done
+
+
+class _Word(IntEnum):
+    """Where each 64-bit word of a page is."""
+
+    SEQ = 0
+    TIME = 1
+    STEP = 2
+    PHASE = 3
+    STEPS_DONE = 4
+    LAST_STEP_NS = 5
+    LONGEST_STEP_NS = 6
+    DATA_WAIT_NS = 7
+    SAVE_STALL_NS = 8
+    RESTORED_STEP = 9
+    SAVED_STEP = 10
+    DURABLE_STEP = 11
+    BATCH = 12
+    GLOBAL_BATCH = 13
+    CHAOS_FIRED = 14
+    STEP_TIME = 15
+    EXPLICIT = 16
+    PHASE_TIME = 17
+    MARKS = 24  # one word per Mark from here on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """A page as read at one moment. Times are monotonic seconds; 0 means never, a step of -1 means unknown."""
+
+    seq: int
+    t: float
+    step: int
+    phase: Phase
+    steps_done: int
+    last_step_s: float
+    longest_step_s: float
+    data_wait_s: float
+    save_stall_s: float
+    restored_step: int
+    saved_step: int
+    durable_step: int
+    batch: int
+    global_batch: int
+    chaos_fired: int
+    step_t: float
+    phase_t: float
+    marks: tuple[float, ...]
+    restored_from: str
+
+
+class Page:
+    """One rank's page; `create` in the supervisor, `attach` in the worker."""
+
+    def __init__(self, fd: int) -> None:
+        """Map the page behind `fd`; the descriptor stays the caller's."""
+        self._map = mmap.mmap(fd, PAGE_BYTES)
+        self._words = memoryview(self._map)[:_TEXT_OFFSET].cast("q")
+        self.after_step: Callable[[int], None] | None = None
+        """Called in the rank after each step it finished, with the step's number; chaos plans hang here."""
+
+    @classmethod
+    def create(cls) -> tuple[Page, int]:
+        """A fresh page, and the descriptor to hand to the worker (not inheritable until passed on)."""
+        fd = os.memfd_create("goodrun-page")
+        os.ftruncate(fd, PAGE_BYTES)
+        page = cls(fd)
+        for word in (_Word.STEP, _Word.RESTORED_STEP, _Word.SAVED_STEP, _Word.DURABLE_STEP):
+            page._words[word] = -1
+        return page, fd
+
+    def close(self) -> None:
+        """Unmap the page."""
+        self._words.release()
+        self._map.close()
+
+    @property
+    def step(self) -> int:
+        """The step last finished, counted over the whole job; -1 before the first."""
+        return self._words[_Word.STEP]
+
+    def beat(self, step: int | None = None, phase: Phase | None = None) -> None:
+        """Say "alive", and where: `step` is the number of the step just finished, counted over the whole job."""
+        w, now = self._words, time.monotonic_ns()
+        fresh = step is not None and step != w[_Word.STEP]
+        if step is not None:
+            w[_Word.EXPLICIT] = 1
+            if fresh:
+                self._stepped(step, now)
+        if phase is not None and phase != w[_Word.PHASE]:
+            w[_Word.PHASE] = phase
+            w[_Word.PHASE_TIME] = now
+        w[_Word.TIME] = now
+        w[_Word.SEQ] += 1
+        if fresh and self.after_step is not None:
+            self.after_step(w[_Word.STEP])
+
+    def optimizer_stepped(self) -> None:
+        """One optimizer step is done: counts steps until the script names them itself with `beat(step=…)`.
+
+        Inside a save or a restore it is none of the script's: torch steps a fresh optimizer once to give it a state.
+        """
+        if self._words[_Word.PHASE] in (Phase.SAVE, Phase.RESTORE):
+            return
+        if self._words[_Word.EXPLICIT]:
+            self.beat(phase=Phase.STEP)
+            return
+        now = time.monotonic_ns()
+        self._stepped(max(self._words[_Word.STEP], 0) + 1, now)
+        self._words[_Word.TIME] = now
+        self._words[_Word.SEQ] += 1
+        if self.after_step is not None:
+            self.after_step(self.step)
+
+    def _stepped(self, step: int, now: int) -> None:
+        w = self._words
+        if w[_Word.STEPS_DONE]:  # the first step carries compilation and warm-up: it teaches nothing about the others
+            took = now - w[_Word.STEP_TIME]
+            w[_Word.LAST_STEP_NS] = took
+            if took > w[_Word.LONGEST_STEP_NS]:
+                w[_Word.LONGEST_STEP_NS] = took
+        else:
+            self.mark(Mark.FIRST_STEP)
+        w[_Word.STEP_TIME] = now
+        w[_Word.STEP] = step
+        w[_Word.STEPS_DONE] += 1
+        w[_Word.PHASE] = Phase.STEP
+        w[_Word.PHASE_TIME] = now
+
+    def mark(self, mark: Mark) -> None:
+        """Stamp a moment; only the first time counts."""
+        if not self._words[_Word.MARKS + mark]:
+            self._words[_Word.MARKS + mark] = time.monotonic_ns()
+
+    def data_waited(self, ns: int) -> None:
+        """The loop waited this long for its next batch."""
+        self._words[_Word.DATA_WAIT_NS] += ns
+
+    def save_stalled(self, ns: int) -> None:
+        """The loop was held up this long by a checkpoint."""
+        self._words[_Word.SAVE_STALL_NS] += ns
+
+    def saved(self, step: int) -> None:
+        """A checkpoint of this step was taken (not yet durable)."""
+        self._words[_Word.SAVED_STEP] = step
+
+    def durable(self, step: int) -> None:
+        """The checkpoint of this step is complete on storage."""
+        self._words[_Word.DURABLE_STEP] = step
+
+    def restored(self, step: int, source: str) -> None:
+        """The state of `step` was restored from `source` (a path, cut to what fits)."""
+        self._words[_Word.RESTORED_STEP] = step
+        self._words[_Word.STEP] = step
+        raw = source.encode()[-(_TEXT_BYTES - 1) :]
+        self._map[_TEXT_OFFSET : _TEXT_OFFSET + len(raw) + 1] = raw + b"\0"
+
+    def batch_sizes(self, *, per_rank: int | None = None, whole: int | None = None) -> None:
+        """Samples per step: of this rank's loader, or of the whole job where the sampler holds it fixed."""
+        if per_rank is not None:
+            self._words[_Word.BATCH] = per_rank
+        if whole is not None:
+            self._words[_Word.GLOBAL_BATCH] = whole
+
+    def chaos_fires(self, index: int) -> None:
+        """Entry `index` (0…62) of the chaos plan is about to fire in this rank."""
+        self._words[_Word.CHAOS_FIRED] |= 1 << index
+
+    def read(self) -> Progress:
+        """The page as it is now."""
+        w = self._words
+        raw = self._map[_TEXT_OFFSET:PAGE_BYTES]
+        return Progress(
+            seq=w[_Word.SEQ],
+            t=w[_Word.TIME] / 1e9,
+            step=w[_Word.STEP],
+            phase=Phase(w[_Word.PHASE]),
+            steps_done=w[_Word.STEPS_DONE],
+            last_step_s=w[_Word.LAST_STEP_NS] / 1e9,
+            longest_step_s=w[_Word.LONGEST_STEP_NS] / 1e9,
+            data_wait_s=w[_Word.DATA_WAIT_NS] / 1e9,
+            save_stall_s=w[_Word.SAVE_STALL_NS] / 1e9,
+            restored_step=w[_Word.RESTORED_STEP],
+            saved_step=w[_Word.SAVED_STEP],
+            durable_step=w[_Word.DURABLE_STEP],
+            batch=w[_Word.BATCH],
+            global_batch=w[_Word.GLOBAL_BATCH],
+            chaos_fired=w[_Word.CHAOS_FIRED],
+            step_t=w[_Word.STEP_TIME] / 1e9,
+            phase_t=w[_Word.PHASE_TIME] / 1e9,
+            marks=tuple(w[_Word.MARKS + m] / 1e9 for m in Mark),
+            restored_from=raw.split(b"\0", 1)[0].decode(errors="replace"),
+        )
+
+
+_page: Page | None = None
+
+
+def page() -> Page | None:
+    """This process's page; None where no supervisor gave one (plain python or torchrun, or a child of a rank)."""
+    return _page
+
+
+def attach(fd: int) -> Page:
+    """Take the page that the supervisor handed over as descriptor `fd`; the descriptor is closed. Children get no page."""
+    global _page
+    _page = Page(fd)
+    os.close(fd)
+    os.register_at_fork(after_in_child=_detach)
+    return _page
+
+
+def _detach() -> None:
+    global _page
+    _page = None
+
+
+def heartbeat(step: int | None = None, phase: Phase | str | None = None) -> None:
+    """Say that this rank is alive: a no-op outside goodrun.
+
+    Steps are noticed by themselves from the optimizer; call this where there is no optimizer, to number steps over the whole job
+    (`step`: the step just finished), or to announce a long stretch (`phase="eval"`), which then has a limit of its own.
+    """
+    if _page is not None:
+        _page.beat(step, Phase[phase.upper()] if isinstance(phase, str) else phase)
+
+
+@contextmanager
+def in_phase(phase: Phase) -> Iterator[None]:
+    """Run a block under the name of `phase`; the phase before comes back afterwards."""
+    if _page is None:
+        yield
+        return
+    before = Phase(_page._words[_Word.PHASE])
+    _page.beat(phase=phase)
+    try:
+        yield
+    finally:
+        if _page is not None:
+            _page.beat(phase=before)

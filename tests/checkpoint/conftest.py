@@ -1,0 +1,71 @@
+"""Starts the ranks of a job as real processes, and sees that none outlives its test."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WORKERS = Path(__file__).with_name("workers.py")
+
+
+class Job:
+    """Runs scenarios of workers.py under one root."""
+
+    def __init__(self, root: Path) -> None:
+        """Results and checkpoints are kept under `root`."""
+        self.root = root
+        self.alive: list[subprocess.Popen[str]] = []
+
+    def run(self, world: int, *args: str) -> list[tuple[int, str]]:
+        """One scenario on `world` ranks: exit status and stderr of each."""
+        store = self.root / f"store-{uuid.uuid4().hex}"
+        for rank in range(world):
+            env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(world), STORE=str(store), OMP_NUM_THREADS="1")
+            command = [sys.executable, str(WORKERS), args[0], str(self.root), *args[1:]]
+            self.alive.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
+        ended = []
+        for process in self.alive:
+            _, err = process.communicate(timeout=60)
+            ended.append((process.returncode, err))
+        self.alive.clear()
+        return ended
+
+    def good(self, world: int, *args: str) -> str:
+        """One scenario that has to end well; what it wrote to stderr."""
+        ended = self.run(world, *args)
+        assert [code for code, _ in ended] == [0] * world, "\n".join(err for _, err in ended)
+        return "".join(err for _, err in ended)
+
+    def told(self, name: str, rank: int = 0) -> Any:
+        """What a rank left under this name."""
+        return json.loads((self.root / f"{name}.r{rank}").read_text())
+
+
+@pytest.fixture
+def job_in() -> Iterator[Callable[[Path], Job]]:
+    """Makes jobs; whatever of them still runs at the end of the test is killed."""
+    jobs: list[Job] = []
+
+    def make(root: Path) -> Job:
+        root.mkdir(exist_ok=True)
+        jobs.append(Job(root))
+        return jobs[-1]
+
+    yield make
+    for process in (p for job in jobs for p in job.alive):
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def job(job_in: Callable[[Path], Job], tmp_path: Path) -> Job:
+    """One job under the test's own folder."""
+    return job_in(tmp_path)

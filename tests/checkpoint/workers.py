@@ -1,0 +1,158 @@
+"""What one rank of a test's job does; started as `python workers.py SCENARIO ROOT …` with RANK, WORLD_SIZE and STORE set."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from goodrun.checkpoint import Checkpointer, CheckpointError, DictCheckpoints, ElasticSampler
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def digest(*tensors: torch.Tensor) -> str:
+    """One word for the bits of these tensors."""
+    whole = (t.full_tensor() if isinstance(t, DTensor) else t for t in tensors)
+    return hashlib.sha256(b"".join(t.detach().cpu().numpy().tobytes() for t in whole)).hexdigest()
+
+
+def tell(root: Path, name: str, what: object) -> None:
+    """Leave a result of this rank for the test."""
+    (root / f"{name}.r{RANK}").write_text(json.dumps(what))
+
+
+def train(root: Path, name: str, until: str, dropout: str) -> None:
+    """Train from whatever is in ROOT/ckpt to step UNTIL, saving after every step; leave ids, weights and the next random numbers."""
+    torch.manual_seed(0)
+    data = TensorDataset(torch.arange(20), torch.randn(20, 6))
+    module = nn.Sequential(nn.Linear(6, 8), nn.Dropout(float(dropout)), nn.Linear(8, 1))
+    torch.manual_seed(100 + RANK)
+    random.seed(100 + RANK)
+    model = DistributedDataParallel(module) if dist.is_initialized() else module
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    sampler = ElasticSampler(data, global_batch=8)
+    loader = DataLoader(data, batch_sampler=sampler, generator=torch.Generator())
+    used: list[int] = []
+    with Checkpointer(root / "ckpt", every=1, model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler) as checkpointer:
+        step = start = checkpointer.restore()
+        while step < int(until):
+            for ids, x in loader:
+                if sampler.weight:
+                    used += ids.tolist()
+                optimizer.zero_grad()
+                (model(x).pow(2).mean() * sampler.weight).backward()
+                optimizer.step()
+                scheduler.step()
+                step += 1
+                checkpointer.step(step)
+                if step == int(until):
+                    break
+    moments = [v for p in module.parameters() for _, v in sorted(optimizer.state[p].items())]
+    weights = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    state = digest(weights, *moments, torch.rand(3), torch.tensor([random.random(), scheduler.get_last_lr()[0]]))
+    tell(root, name, {"start": start, "used": used, "state": state, "weights": weights.tolist()})
+
+
+def own(root: Path, phase: str) -> None:
+    """Every rank has its own cursor and random states; the weights are everybody's."""
+    torch.manual_seed(7 + RANK)
+    random.seed(7 + RANK)
+    weights = torch.full((1 << 16,), 3.0)
+    state: dict[str, Any] = {"weights": weights, "rng": torch.get_rng_state(), "py": random.getstate(), "data": {"cursor": 10 + RANK}}
+    wanted = [digest(state["rng"]), repr(state["py"]), state["data"]]
+    if phase == "save":
+        DictCheckpoints(root / "ckpt").save(state, 4).result()
+    else:
+        torch.rand(5)
+        state.update(rng=torch.get_rng_state(), py=(), data={"cursor": -1})
+        weights.zero_()
+        assert DictCheckpoints(root / "ckpt").load(state) == 4
+        assert state["weights"] is weights
+        assert weights.eq(3.0).all()
+    tell(root, phase, wanted if phase == "save" else [digest(state["rng"]), repr(state["py"]), state["data"]])
+
+
+def sharded(root: Path, phase: str) -> None:
+    """FSDP2 where there are several ranks, a bare module where there is one."""
+    torch.manual_seed(1 if phase == "save" else 2)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+    if WORLD > 1:
+        fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    checkpointer = Checkpointer(root / "ckpt", model=model, optimizer=optimizer)
+    if phase == "save":
+        for _ in range(2):
+            model(torch.ones(2, 5)).sum().backward()
+            optimizer.step()
+        checkpointer.save(2)
+        checkpointer.close()
+    else:
+        assert checkpointer.restore() == 2
+    tell(root, phase, digest(*model.parameters(), *(v for p in model.parameters() for _, v in sorted(optimizer.state[p].items()))))
+
+
+def full(root: Path, look: str) -> None:
+    """The disk takes 1 MiB per file and the state has 4."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    checkpoints = DictCheckpoints(root / "ckpt")
+    pending = checkpoints.save({"w": torch.rand(1 << 20)}, 7)
+    if look == "yes":
+        try:
+            pending.result()
+        except CheckpointError as e:
+            tell(root, "full", str(e))
+
+
+def killed(root: Path, phase: str) -> None:
+    """Rank 1 dies while step 2 is being written."""
+    state: dict[str, Any] = {"w": torch.zeros(4 << 20), "step": 0}
+    checkpoints = DictCheckpoints(root / "ckpt")
+    if phase == "load":
+        step = checkpoints.load(state)
+        tell(root, "killed", [step, state["step"], state["w"].unique().tolist()])
+        return
+    for step in (1, 2):
+        state["w"].fill_(float(step))
+        state["step"] = step
+        pending = checkpoints.save(state, step)
+        if step == 2 and RANK == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        pending.result()
+
+
+def hasty(root: Path) -> None:
+    """The script takes the process group away from a save that is being written."""
+    DictCheckpoints(root / "ckpt").save({"w": torch.rand(4 << 20)}, 7)
+
+
+def main() -> None:
+    """Join the others and play the part."""
+    torch.set_num_threads(1)
+    if WORLD > 1:
+        dist.init_process_group("gloo", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
+    scenario = {"train": train, "own": own, "sharded": sharded, "full": full, "killed": killed, "hasty": hasty}[sys.argv[1]]
+    scenario(Path(sys.argv[2]), *sys.argv[3:])  # type: ignore[operator]
+    if WORLD > 1 and sys.argv[1] != "full":
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Runs goodrun as its users do, in a process of its own, and checks that nothing is left behind after every test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from goodrun.elastic_runner import events
+from goodrun.elastic_runner.journal import read_events
+
+JOBS = Path(__file__).parent / "jobs"
+
+
+class Job:
+    """One `goodrun …` with its output in files."""
+
+    def __init__(self, where: Path, argv: list[str], env: dict[str, str], prefix: list[str], launcher: list[str]) -> None:
+        self.where, self.run_dir = where, where / "run"
+        self._out, self._err = where / "stdout", where / "stderr"
+        with open(self._out, "wb") as out, open(self._err, "wb") as err:
+            self.proc = subprocess.Popen(
+                [*prefix, *launcher, *argv], env=env, cwd=where, stdout=out, stderr=err, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+
+    @property
+    def out(self) -> str:
+        """What was printed on stdout so far."""
+        return self._out.read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        """What was printed on stderr so far."""
+        return self._err.read_text(errors="replace")
+
+    def wait(self, timeout: float = 60) -> int:
+        """The exit status; the output is shown when the time is up."""
+        try:
+            return self.proc.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout} s\n{self.out[-3000:]}\n{self.err[-3000:]}") from None
+
+    def ok(self, timeout: float = 100) -> Job:
+        """Wait, and expect success."""
+        status = self.wait(timeout)
+        assert status == 0, f"status {status}\n{self.out[-3000:]}\n{self.err[-3000:]}"
+        return self
+
+    def events(self, *kinds: type[events.Event]) -> list[Any]:
+        """The record so far, or those of its events that are of `kinds`."""
+        if not (self.run_dir / "events.jsonl").exists():
+            return []
+        return [e for e in read_events(self.run_dir) if not kinds or isinstance(e, kinds)]
+
+    def marks(self, pattern: str) -> list[str]:
+        """Names of the marker files that the ranks made."""
+        return sorted(p.name for p in self.where.glob(pattern))
+
+    def until(self, test: Callable[[], Any], timeout: float = 40) -> Any:
+        """Poll for what the job does in its own time."""
+        end = time.monotonic() + timeout
+        while not (value := test()):
+            assert time.monotonic() < end, f"it did not happen in {timeout} s\n{self.out[-3000:]}\n{self.err[-3000:]}"
+            assert self.proc.poll() is None or test(), f"the job ended first\n{self.out[-3000:]}\n{self.err[-3000:]}"
+            time.sleep(0.01)
+        return value
+
+
+def alive(token: str) -> list[int]:
+    """Living processes that carry `token` in their environment."""
+    found = []
+    for name in os.listdir("/proc"):
+        try:
+            ours = name.isdigit() and int(name) != os.getpid() and token.encode() in Path(f"/proc/{name}/environ").read_bytes()
+            if ours and Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def token() -> str:
+    return f"goodrun-test-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def job(tmp_path: Path, token: str) -> Iterator[Callable[..., Job]]:
+    """Start a job: `job("--nproc-per-node", "2", "steps.py", …)`; scripts are looked for in jobs/."""
+    shm = set(os.listdir("/dev/shm"))
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    jobs: list[Job] = []
+
+    def start(
+        *argv: object, env: dict[str, str] | None = None, prefix: tuple[str, ...] = (), launcher: str = "goodrun", name: str = "job"
+    ) -> Job:
+        where = tmp_path / name
+        where.mkdir(exist_ok=True)
+        words = [str(JOBS / a) if isinstance(a, str) and a.endswith(".py") and (JOBS / a).exists() else str(a) for a in argv]
+        program = {
+            "goodrun": ["-m", "goodrun.elastic_runner", "--run-dir", str(where / "run")],
+            "torchrun": ["-m", "torch.distributed.run"],
+        }
+        full = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("PET_", "GOODRUN_", "TORCHELASTIC_"))},
+            "XDG_STATE_HOME": str(tmp_path / "state"),
+            "TMPDIR": str(temporary),
+            "OMP_NUM_THREADS": "1",
+            "TEST_TOKEN": token,
+            "TEST_DIR": str(where),
+            **(env or {}),
+        }
+        started = Job(where, words, full, list(prefix), [sys.executable, *program[launcher]] if launcher in program else [launcher])
+        jobs.append(started)
+        return started
+
+    yield start
+    end = time.monotonic() + 3
+    while (left := alive(token)) and all(j.proc.poll() is not None for j in jobs) and time.monotonic() < end:
+        time.sleep(0.02)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    for j in jobs:
+        j.proc.wait(10)
+    assert not left, f"processes left behind: {left}"
+    assert set(os.listdir("/dev/shm")) <= shm, "something was left in /dev/shm"
+    ours = [n for n in os.listdir(temporary) if not n.startswith("torchinductor_")]  # torch's own cache, made by its import
+    assert not ours, f"left in the temporary folder: {ours}"
+    shutil.rmtree(tmp_path / "state", ignore_errors=True)

@@ -1,0 +1,162 @@
+"""A chaos plan says what it means, or one sentence why it cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from goodrun.fault_injection import ChaosError, Fault, check_plan, due, for_rank, from_env, parse_plan, remaining, to_env
+from goodrun.fault_injection.plan import KINDS
+
+
+def one(text: str) -> Fault:
+    """The only entry of a plan."""
+    [fault] = parse_plan(text)
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("kill:rank=1@step=20", Fault(index=0, kind="kill", rank=1, at_step=20, text="kill:rank=1@step=20")),
+        ("hang:rank=2@40s", Fault(index=0, kind="hang", rank=2, at_s=40.0, text="hang:rank=2@40s")),
+        ("hang:rank=2@1.5s", Fault(index=0, kind="hang", rank=2, at_s=1.5, text="hang:rank=2@1.5s")),
+        ("hang:rank=2@500ms", Fault(index=0, kind="hang", rank=2, at_s=0.5, text="hang:rank=2@500ms")),
+        ("hang:rank=2@2m", Fault(index=0, kind="hang", rank=2, at_s=120.0, text="hang:rank=2@2m")),
+        ("raise:rank=0@step=0", Fault(index=0, kind="raise", rank=0, at_step=0, text="raise:rank=0@step=0")),
+        ("exit:rank=0@step=5", Fault(index=0, kind="exit", rank=0, at_step=5, code=1, text="exit:rank=0@step=5")),
+        ("exit:rank=0,code=3@5s", Fault(index=0, kind="exit", rank=0, at_s=5.0, code=3, text="exit:rank=0,code=3@5s")),
+        ("exit:code=0,rank=1@step=5", Fault(index=0, kind="exit", rank=1, at_step=5, code=0, text="exit:code=0,rank=1@step=5")),
+        ("slot-lost:slot=3@step=60", Fault(index=0, kind="slot-lost", slot=3, at_step=60, text="slot-lost:slot=3@step=60")),
+        ("slot-lost:rank=3@60s", Fault(index=0, kind="slot-lost", rank=3, at_s=60.0, text="slot-lost:rank=3@60s")),
+        (" kill : rank = 1 @ step = 20 ; ", Fault(index=0, kind="kill", rank=1, at_step=20, text="kill : rank = 1 @ step = 20")),
+    ],
+)
+def test_an_entry_is_read(text: str, expected: Fault) -> None:
+    """Every form of the grammar, blanks wherever a person puts them."""
+    assert one(text) == expected
+
+
+def test_entries_are_numbered_in_the_order_written_and_may_repeat() -> None:
+    """The index is what the record knows an entry by, so equal entries stay two."""
+    plan = parse_plan("kill:rank=1@step=20; kill:rank=1@step=20;hang:rank=0@1s;")
+    assert [(f.index, f.kind) for f in plan] == [(0, "kill"), (1, "kill"), (2, "hang")]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "has no entries"),
+        (" ; ", "has no entries"),
+        ("explode:rank=1@step=2", "'explode'; known are kill, hang, raise, exit, slot-lost"),
+        ("kill", "does not say when"),
+        ("kill:rank=1", "does not say when"),
+        ("kill:rank=1@", "does not say when"),
+        ("kill@step=1", "does not say who"),
+        ("slot-lost:@step=1", "either rank=R or slot=S"),
+        ("slot-lost:rank=1,slot=1@step=1", "either rank=R or slot=S"),
+        ("kill:rank=x@step=1", "rank=x"),
+        ("kill:rank=-1@step=1", "rank=-1"),
+        ("kill:rank=1.5@step=1", "rank=1.5"),
+        ("kill:rank=²@step=1", "rank=²"),
+        ("kill:rank=1@step=soon", "step=soon"),
+        ("kill:rank=1@step=", "step="),
+        ("kill:rank=1@40", "'40', which is no time"),
+        ("kill:rank=1@40d", "'40d'"),
+        ("kill:rank=1@epoch=3", "unknown moment 'epoch=3'"),
+        ("kill:rank=1,rank=2@step=1", "rank twice"),
+        ("kill:slot=1@step=1", "unknown key 'slot'; kill takes rank"),
+        ("kill:rank=1,code=2@step=1", "unknown key 'code'"),
+        ("exit:rank=1,code=256@step=1", "256"),
+        ("nowhere/plan.yaml", "No such file"),
+        (";".join(["kill:rank=0@step=1"] * 64), "64 entries and at most 63"),
+    ],
+)
+def test_a_bad_plan_is_refused_in_one_sentence(text: str, says: str) -> None:
+    """The message names the value and a way out, on one line."""
+    with pytest.raises(ChaosError) as caught:
+        parse_plan(text)
+    message = str(caught.value)
+    assert says in message
+    assert "\n" not in message and message.endswith(".")
+
+
+def test_63_entries_are_possible() -> None:
+    """As many as a page has bits for."""
+    assert len(parse_plan(";".join(["kill:rank=0@step=1"] * 63))) == 63
+
+
+def test_a_yaml_file_holds_texts_or_mappings(tmp_path: Path) -> None:
+    """Both spellings give the same entries as the text does."""
+    path = tmp_path / "plan.yml"
+    path.write_text(
+        "- kill:rank=1@step=20\n- {hang: {rank: 2, at: 40s}}\n- exit: {rank: 0, code: 3, step: 50}\n- slot-lost: {slot: 3, step: 60}\n"
+    )
+    assert parse_plan(str(path)) == parse_plan("kill:rank=1@step=20; hang:rank=2@40s; exit:rank=0,code=3@step=50; slot-lost:slot=3@step=60")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("kill: {rank: 1}", "holds no list"),
+        ("- [kill, 1]", "['kill', 1]"),
+        ("- {kill: 3}", "{'kill': 3}"),
+        ("- {kill: {rank: 1, step: 2}, hang: {rank: 1, step: 2}}", "write 'kill:rank=1@step=20'"),
+        ("- {kill: {rank: 1, step: 2, at: 3s}}", "both step and at"),
+        ("- {kill: {rank: one, step: 2}}", "rank=one"),
+        ("- {kill: {rank: 1}}", "does not say when"),
+        ("- 'kill:rank", "is not YAML"),
+        ("[]", "has no entries"),
+    ],
+)
+def test_a_bad_yaml_file_is_refused_in_one_sentence(tmp_path: Path, content: str, says: str) -> None:
+    """As for the text, whatever YAML made of it."""
+    path = tmp_path / "plan.yaml"
+    path.write_text(content)
+    with pytest.raises(ChaosError) as caught:
+        parse_plan(str(path))
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_rank_or_slot_the_job_does_not_have_is_refused() -> None:
+    """Before anything is started: rank 9 of 4, slot 7 of 0 to 3."""
+    check_plan(parse_plan("kill:rank=3@step=1; slot-lost:slot=3@step=1"), 4, range(4))
+    with pytest.raises(ChaosError, match=r"names rank 9, but this job has 4 ranks; name one of 0 to 3"):
+        check_plan(parse_plan("kill:rank=9@step=1"), 4, range(4))
+    with pytest.raises(ChaosError, match=r"names slot 7, but this node has only 0, 1, 4;"):
+        check_plan(parse_plan("slot-lost:slot=7@step=1"), 3, {4, 0, 1})
+
+
+@pytest.mark.parametrize(
+    ("kind", "moment", "from_outside"),
+    [(kind, moment, moment == "5s" and kind not in ("raise", "exit")) for kind in KINDS for moment in ("step=5", "5s")],
+)
+def test_every_fault_has_exactly_one_who_inflicts_it(kind: str, moment: str, from_outside: bool) -> None:
+    """The supervisor and the rank never both do it, and never neither."""
+    plan = parse_plan(f"{kind}:rank=1@{moment}")
+    assert bool(due(plan, frozenset(), 5.0)) is from_outside
+    assert bool(for_rank(plan, 1)) is not from_outside
+
+
+def test_due_gives_the_earliest_first_and_each_once() -> None:
+    """A plan is played in the order of its times, and what fired is over."""
+    plan = parse_plan("kill:rank=0@5s; hang:rank=1@3s; kill:rank=2@9s")
+    assert due(plan, frozenset(), 2.9) == ()
+    assert [f.index for f in due(plan, frozenset(), 6.0)] == [1, 0]
+    assert [f.index for f in due(plan, frozenset({1}), 6.0)] == [0]
+    assert [f.index for f in remaining(plan, frozenset({0, 2}))] == [1]
+
+
+def test_a_rank_gets_its_own_faults_and_those_of_its_slot() -> None:
+    """By global rank, or by the device slot it is bound to."""
+    plan = parse_plan("kill:rank=1@step=1; slot-lost:slot=2@step=1; kill:rank=2@step=1")
+    assert [f.index for f in for_rank(plan, 1, 2)] == [0, 1]
+    assert [f.index for f in for_rank(plan, 2, 0)] == [2]
+    assert for_rank(plan, 0) == ()
+
+
+def test_the_environment_carries_a_plan_unchanged() -> None:
+    """What is left of a plan keeps its indices on the way to the worker."""
+    plan = remaining(parse_plan("kill:rank=1@step=20; hang:rank=2@1.5s; exit:rank=0,code=3@step=50"), {0})
+    assert from_env(to_env(plan)) == plan
