@@ -142,8 +142,9 @@ class Attempt:
         page, code = first.page.read(), first.code or 0
         message, log = _exception(first)
         if code < 0:
-            cause = f"rank {first.rank} killed by {signal_name(-code)}"
-            kind = Kind.SLOT_LOST if self._lost(first, page) else Kind.SIGNAL
+            lost = self._lost(first, page)
+            cause = f"rank {first.rank} lost its slot" if lost else f"rank {first.rank} killed by {signal_name(-code)}"
+            kind = Kind.SLOT_LOST if lost else Kind.SIGNAL
         else:
             cause = f"rank {first.rank} {'raised ' + message.splitlines()[0] if message else f'exited with status {code}'}"
             kind = Kind.EXCEPTION

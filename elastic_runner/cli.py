@@ -108,6 +108,8 @@ def _run(args: Any, config: RunConfig, supervisor: Supervisor, signals: Signals)
     signals.install(tuple(int(getattr(signal, s)) for s in known))
     if "LOGLEVEL" not in os.environ:  # torch's agent announces what we say ourselves
         logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
+    # torch would serve the ranks' store and the agents' from one server, and keep its address when that node is gone; ours is fresh
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     signals.wait_for("the rendezvous")  # until the agent has formed its first group
     with seams.swapped(agent.bound_to(supervisor), agent.start_processes_for(supervisor)):
         run(args)

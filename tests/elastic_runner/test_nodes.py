@@ -1,0 +1,51 @@
+"""Several launchers on loopback stand for several nodes: they restart together, agree on the generation, and take a late one in."""
+
+import os
+import signal
+import socket
+
+from goodrun.elastic_runner.events import AttemptStarted, FirstStep, WorkersSpawned
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def node(job, name, port, nnodes, *argv, **env):
+    flags = ["--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "together"]
+    conf = ["--rdzv-conf", "last_call_timeout=2,is_host=" + str(int(name == "a"))]
+    return job(*flags, *conf, "--local-addr", "127.0.0.1", "--nproc-per-node", 1, *argv, name=name, env={"TEST_PAUSE": "0.05", **env})
+
+
+def attempts(j):
+    return [(e.attempt, e.world_size) for e in j.events(AttemptStarted)]
+
+
+def test_two_nodes_restart_together(job):
+    """A rank killed on one node: both come back, in the same new generation, with a store that no dead rank has written to."""
+    port = free_port()
+    a, b = (node(job, name, port, 2, "allreduce.py", 60) for name in "ab")
+    a.until(lambda: a.events(FirstStep) and b.events(FirstStep), 60)
+    os.kill(b.events(WorkersSpawned)[0].pids[0], signal.SIGKILL)
+    a.ok()
+    b.ok()
+    assert attempts(a) == attempts(b)
+    assert attempts(b)[0] == (0, 2)
+    assert attempts(b)[-1][1] == 2
+    assert len(attempts(b)) > 1
+
+
+def test_a_late_node_is_taken_in(job):
+    """A node that joins a running job makes it start over at the bigger size (under torchrun it kills the job)."""
+    port = free_port()
+    a = node(job, "a", port, "1:2", "allreduce.py", 150)
+    a.until(lambda: a.events(FirstStep), 60)
+    b = node(job, "b", port, "1:2", "allreduce.py", 20)
+    b.until(lambda: b.events(FirstStep), 60)
+    assert attempts(a)[-1][1] == attempts(b)[-1][1] == 2
+    assert attempts(a)[-1][0] == attempts(b)[-1][0] > 0
+    for j in (a, b):
+        j.proc.send_signal(signal.SIGTERM)
+    assert {a.wait(60), b.wait(60)} <= {143}
