@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import time
@@ -20,6 +21,7 @@ from .signals import Signals
 from .workers import Rank, WorkerContext
 
 LOOK_EVERY_S = 0.2
+_CONNECTION_LOST = re.compile(r"(gloo|nccl|Dist\w*Error).*(connect|closed|reset|refused|broken pipe|remote process)", re.IGNORECASE)
 STARTED_AFTER_S = 60.0
 """A script that shows no steps counts as started once it has run this long."""
 _SAY_LEFT_AFTER_S = 10.0
@@ -147,7 +149,7 @@ class Attempt:
             kind = Kind.SLOT_LOST if lost else Kind.SIGNAL
         else:
             cause = f"rank {first.rank} {'raised ' + message.splitlines()[0] if message else f'exited with status {code}'}"
-            kind = Kind.EXCEPTION
+            kind = Kind.CONNECTION if _CONNECTION_LOST.search(message.partition("\n")[0]) else Kind.EXCEPTION
         return Broken(failure=self._failure(first, page, kind, message), cause=cause, log=log, fault_t=first.ended_t, pid=first.pid)
 
     def _failure(self, r: Rank, page: Progress, kind: Kind, message: str = "") -> Failure:

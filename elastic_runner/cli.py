@@ -73,7 +73,6 @@ def _launch(args: Any, config: RunConfig, signals: Signals) -> int:
 
     from . import ending
     from .options import choose_threads
-    from .supervisor import StopRequested
 
     signals.raises = lambda signum: SignalException(f"stopped by {signal.Signals(signum).name}", signal.Signals(signum))
     run_dir, journal = _open_record(config)
@@ -88,8 +87,6 @@ def _launch(args: Any, config: RunConfig, signals: Signals) -> int:
         return ending.succeeded(supervisor)
     except ChildFailedError as e:
         return ending.failed(supervisor, e)
-    except StopRequested as e:
-        return ending.stopped(supervisor, e.signum, None)
     except SignalException as e:
         return ending.stopped(supervisor, int(e.sigval), signals.broke_off)
     except (RuntimeError, ValueError, OSError, AssertionError) as e:

@@ -64,7 +64,10 @@ def build_parser() -> _Parser:
     """torchrun's parser as the installed torch has it, and goodrun's own options in a group of their own."""
     from torch.distributed.run import get_args_parser
 
-    parser: Any = get_args_parser()
+    try:
+        parser: Any = get_args_parser()
+    except ValueError as e:  # PET_STANDALONE=true
+        raise UsageError(f"a PET_ variable of a switch must be 0 or 1: {e}") from e
     parser.__class__ = _Parser
     before = {a.dest for a in parser._actions}
     parser.prog = "goodrun"
@@ -113,9 +116,13 @@ def _takes_next(parser: argparse.ArgumentParser, token: str) -> bool:
     if token in actions:
         return actions[token].nargs != 0
     if token.startswith("--"):
-        found = {a.dest: a for a, *_ in parser._get_option_tuples(token)}
-        return len(found) == 1 and next(iter(found.values())).nargs != 0
-    return False  # -r3: the value is in the word
+        close = {a.dest: a for a, *_ in parser._get_option_tuples(token)}
+        return len(close) == 1 and next(iter(close.values())).nargs != 0
+    for i, letter in enumerate(token[1:], 2):  # -r3: the value is in the word; -mr 3: it is not
+        found = actions.get(f"-{letter}")
+        if found is None or found.nargs != 0:
+            return found is not None and i == len(token)
+    return False
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
@@ -202,7 +209,19 @@ def _apply_config_file(parser: _Parser, head: Sequence[str]) -> None:
             hint = f"; did you mean {close[0].replace('_', '-')!r}?" if close else ""
             raise UsageError(f"{path} has the unknown key {key!r}{hint}")
         if f"PET_{dest.upper()}" not in os.environ:
-            parser.set_defaults(**{dest: value if isinstance(value, bool) else str(value)})
+            parser.set_defaults(**{dest: _as_default(known[dest], value, f"{path}: {key}")})
+
+
+def _as_default(action: argparse.Action, value: object, where: str) -> object:
+    """A YAML value as the option's default, which argparse itself does not check."""
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise UsageError(f"{where} must be true or false, not {value!r}")
+        return value
+    text = ("on" if value else "off") if isinstance(value, bool) else str(value)  # YAML takes these words for yes and no
+    if action.choices is not None and text not in action.choices:
+        raise UsageError(f"{where} must be one of {', '.join(map(str, action.choices))}, not {text!r}")
+    return text
 
 
 def _read_yaml(path: Path) -> Mapping[Any, Any]:

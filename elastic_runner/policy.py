@@ -15,7 +15,8 @@ class Kind(str, Enum):
     HANG = "hang"  # a detector named the rank
     LEFT = "left"  # the rank ended with 0 while its peers went on waiting for it
     SLOT_LOST = "slot-lost"  # the device slot is known to be gone
-    PEER = "peer"  # another node failed or the membership changed: nobody here is to blame
+    CONNECTION = "connection"  # the rank lost its connection to a peer, and no peer on this node is dead: another node, or the network
+    PEER = "peer"  # the membership changed: nobody is to blame
 
 
 class Do(str, Enum):
@@ -111,7 +112,7 @@ def decide(failures: Sequence[Failure], slots: Slots, budgets: Budgets, restarts
     if newest.kind is Kind.LEFT:
         return Action(do=Do.GIVE_UP, slots=slots, reason=f"rank {newest.rank} ended with 0 while the others were still waiting for it")
     strikes = _strikes(failures, budgets)
-    if strikes >= budgets.strikes:
+    if newest.kind is not Kind.CONNECTION and strikes >= budgets.strikes:
         smaller = slots.without(newest.slot, f"{strikes} failures in a row")
         if smaller is not None:
             return _shrink(newest.slot, slots, smaller, f"slot {newest.slot} failed {strikes} times in a row")
@@ -120,6 +121,8 @@ def decide(failures: Sequence[Failure], slots: Slots, budgets: Budgets, restarts
         return Action(do=Do.GIVE_UP, slots=slots, reason=f"{budgets.detections} hangs in a row without a new step")
     if len(stuck) >= budgets.without_progress:
         return Action(do=Do.GIVE_UP, slots=slots, reason=f"{len(stuck)} failures in a row without a new step")
+    if newest.kind is Kind.CONNECTION:
+        return Action(do=Do.RESTART, slots=slots, reason="a peer elsewhere has failed, or the network")
     return Action(do=Do.RESTART, slots=slots, reason=_count(failures, strikes))
 
 

@@ -93,7 +93,7 @@ class Recorder:
                 slot=f.slot,
                 step=-1 if f.step is None else f.step,
                 best_step=self.best_step,
-                cause=broken.cause,
+                cause=f"{broken.cause} ({broken.where})",
                 message=f.message,
                 log=broken.log,
                 fault_t=round(broken.fault_t, 6),

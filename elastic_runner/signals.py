@@ -40,7 +40,7 @@ class Signals:
         """Called before the process is ended by force."""
         self._ours, self._theirs = socket.socketpair()
         self._c_ours, self._c_theirs = socket.socketpair()
-        for s in (self._theirs, self._c_theirs):
+        for s in (self._ours, self._theirs, self._c_theirs):
             s.setblocking(False)
         self.broke_off: str | None = None
         """What was being waited for when a stop signal came, if anything."""
@@ -78,7 +78,8 @@ class Signals:
         """The oldest queued signal, if there is one."""
         if not self.queue:
             return None
-        self._ours.recv(1)
+        with suppress(BlockingIOError):
+            self._ours.recv(1)
         return self.queue.popleft()
 
     def wait_for(self, what: str | None) -> None:

@@ -13,7 +13,6 @@ from ..fault_injection import due, remaining, to_env
 from ..progress import Progress
 from . import processes
 from .attempt import Attempt, Broken, Finished, Left, Signalled, signal_name
-from .errors import GoodrunError
 from .events import AttemptStarted, Decided, Stopped, Stopping, WorkersSpawned
 from .hang import HangDetector
 from .journal import Journal
@@ -32,14 +31,6 @@ class Outcome(Enum):
     SUCCEEDED = "succeeded"
     RESTART = "restart"
     GIVE_UP = "give up"
-
-
-class StopRequested(GoodrunError):
-    """The job was stopped by a signal; all ranks are gone."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by {signal_name(signum)}")
-        self.signum = signum
 
 
 @dataclass(kw_only=True)
@@ -64,6 +55,7 @@ class Supervisor:
     pending: Action | None = None
     """Decided, not yet performed."""
     passed_on: set[int] = field(default_factory=set)
+    lost_slots: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.slots = self.config.slots
@@ -103,13 +95,16 @@ class Supervisor:
         self.attempt = Attempt(context, self.signals, detector, self._slot_lost, whole_job=len(context.ranks) == self.world_size)
 
     def _slot_lost(self, r: Rank, page: Progress) -> bool:
-        return any(f.kind == "slot-lost" and (f.index in self.recorder.fired or page.chaos_fired >> f.index & 1) and
-                   (f.slot == r.slot or f.rank == r.rank) for f in self.config.chaos)  # fmt: skip
+        by_itself = any(f.kind == "slot-lost" and page.chaos_fired >> f.index & 1 for f in self.config.chaos)
+        return by_itself or r.slot in self.lost_slots
 
     # -- watching ------------------------------------------------------------------------------------------------------
 
     def watch(self, until_t: float | None = None) -> Outcome:
-        """Watch the attempt until it ends, or until monotonic time `until_t`. Raises StopRequested once a stop signal was obeyed."""
+        """Watch the attempt until it ends, or until monotonic time `until_t`.
+
+        Raises what `signals.raises` makes of a stop signal, once the signal was obeyed and all ranks are gone.
+        """
         assert self.attempt is not None
         attempt = self.attempt
         while until_t is None or time.monotonic() < until_t:
@@ -171,6 +166,8 @@ class Supervisor:
         for fault in due(self.config.chaos, self.recorder.fired, time.monotonic() - self.started_t):
             target = next((r for r in attempt.ranks if r.code is None and (r.rank == fault.rank or r.slot == fault.slot)), None)
             if target is not None:
+                if fault.kind == "slot-lost":
+                    self.lost_slots.add(target.slot)
                 self.recorder.chaos_from_outside(fault, target.rank, target.slot)
                 processes.send(target.pid, signal.SIGSTOP if fault.kind == "hang" else signal.SIGKILL)
 
@@ -192,7 +189,7 @@ class Supervisor:
             self.say(f"{signal_name(signum)}: asked {ranks} ranks to stop; they have {grace} s (a second Ctrl-C kills them now)")
         self.recorder.progress(attempt.pages())
         self._end(attempt, signum, grace, "signal", ask=ask)
-        raise StopRequested(signum)
+        raise self.signals.raises(signum)  # torch leaves the rendezvous open for the other nodes when this passes through it
 
     def end(self) -> None:
         """Leave no rank behind, whatever happened."""

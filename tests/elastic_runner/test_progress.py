@@ -215,6 +215,7 @@ def test_the_phase_before_comes_back(attached):
     assert attached.read().phase is Phase.START
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child does nothing that needs another thread
 def test_a_forked_child_has_no_page(attached):
     """A data loader's worker, or any other fork, beats for nobody: the rank may hang while its child lives."""
     progress.heartbeat(step=1)

@@ -76,6 +76,13 @@ def test_a_shrink_that_changes_the_global_batch_is_announced(job):
     assert "the global batch is now 6 (was 12)" in receipt.text
 
 
+def test_a_kill_after_a_lost_slot_is_only_a_kill(job):
+    """The rank number of a lost slot passes to another slot, which is not lost when its worker is killed later."""
+    chaos = "slot-lost:rank=1@step=3; kill:rank=1@step=7"
+    j = job("--nproc-per-node", 3, "--chaos", chaos, "allreduce.py", 10).ok()
+    assert [a.slots for a in j.events(AttemptStarted)] == [(0, 1, 2), (0, 2), (0, 2)]
+
+
 def kill_at_random(job, kills: int, seed: int) -> None:
     """Kill a random rank at random moments (start-up, steps, saves and restores among them), each after the job has come back to life."""
     dice = random.Random(seed)
