@@ -19,7 +19,7 @@ class Signs:
     state: str
     """One letter as in /proc: R runs or wants to, S sleeps, D waits in the kernel, T stopped, t traced, Z dead but not reaped."""
     cpu_s: float
-    """CPU seconds of the process and its live children."""
+    """CPU seconds of the process and everything alive below it: an evaluation may be a shell that runs a program."""
     switches: int
     """How often the main thread gave up the CPU or lost it: a thread that sleeps for good does neither."""
     io_bytes: int
@@ -37,7 +37,7 @@ def signs(pid: int) -> Signs:
     fields = _stat(pid)
     if not fields:
         return Signs(state="X", cpu_s=0.0, switches=0, io_bytes=0)
-    cpu = sum(int(f[11]) + int(f[12]) for f in (fields, *(_stat(c) for c in _children(pid))) if f)
+    cpu = sum(int(f[11]) + int(f[12]) for f in (fields, *(_stat(c) for c in _descendants(pid))) if f)
     status, io = _pairs(f"/proc/{pid}/status"), _pairs(f"/proc/{pid}/io")
     return Signs(
         state=fields[0],
@@ -56,12 +56,23 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
+def _descendants(pid: int) -> list[int]:
+    found, parents = [], [pid]
+    while parents:
+        below = _children(parents.pop())
+        found += below
+        parents += below
+    return found
+
+
 def _children(pid: int) -> list[int]:
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children", "rb") as f:
-            return [int(c) for c in f.read().split()]
-    except OSError:
-        return []
+    """Direct children, whichever thread started them."""
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as f:
+                found += map(int, f.read().split())
+    return found
 
 
 def _pairs(path: str) -> dict[str, str]:

@@ -1,7 +1,10 @@
 """What happens after a failure, with real processes: who goes, who comes back, with how many, and what is said."""
 
 import re
+import subprocess
 import time
+
+import pytest
 
 from goodrun.elastic_runner.events import AttemptStarted, Decided, Failed, RunEnded, Stopped
 
@@ -55,6 +58,15 @@ def test_the_exception_is_on_the_console_even_when_output_goes_to_files(job):
     assert failed.rank == 1
     assert "data shard 17 has no rows" in failed.message
     assert j.events(RunEnded)[0].status == 1
+
+
+@pytest.mark.parametrize("flags", [[], ["--standalone"], ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]])
+def test_a_machine_whose_own_name_does_not_resolve(job, flags):
+    """A single node needs nobody's name: the ranks meet on loopback."""
+    if subprocess.run(["unshare", "-u", "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to make a UTS namespace")
+    renamed = ("unshare", "-u", "sh", "-c", 'hostname trainer-without-dns-entry; exec "$@"', "sh")
+    job("--nproc-per-node", 2, *flags, "allreduce.py", 3, prefix=renamed).ok(40)
 
 
 def test_max_restarts_is_a_cap(job):
