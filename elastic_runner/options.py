@@ -133,6 +133,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     args = parser.parse_args([*head, "--", script])
     args.training_script_args = tail
     _check_script(args)
+    _check_logs(args)
     nproc, max_nodes = _sizes(args)
     capped = args.max_restarts
     if capped is not None and capped < 0:
@@ -254,6 +255,19 @@ def _check_script(args: argparse.Namespace) -> None:
             open(script, "rb").close()
         except OSError as e:
             raise UsageError(f"cannot read the training script {args.training_script!r}: {e.strerror}") from e
+
+
+def _check_logs(args: argparse.Namespace) -> None:
+    from torch.distributed.elastic.multiprocessing import Std
+
+    for name in ("redirects", "tee"):
+        try:
+            Std.from_str(getattr(args, name))
+        except ValueError as e:
+            given = getattr(args, name)
+            raise UsageError(f"--{name} must be 0, 1, 2 or 3, or such numbers by local rank as in 0:1,1:2; not {given!r}") from e
+    if args.log_dir and os.path.exists(args.log_dir) and not os.path.isdir(args.log_dir):
+        raise UsageError(f"--log-dir {args.log_dir} is not a folder; name another")
 
 
 def _sizes(args: argparse.Namespace) -> tuple[int, int]:

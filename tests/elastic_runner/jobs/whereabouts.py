@@ -23,7 +23,8 @@ if __name__ == "__main__":
         child.start()
         seen[method] = queue.get()
         child.join()
-    seen["memfds"] = [n for n in os.listdir("/proc/self/fd") if "goodrun-page" in os.path.realpath(f"/proc/self/fd/{n}")]
+    pages = [n for n in os.listdir("/proc/self/fd") if "goodrun-page" in os.path.realpath(f"/proc/self/fd/{n}")]
+    seen["inheritable"] = [os.get_inheritable(int(n)) for n in pages]
     from goodrun import progress
 
     page = progress.page()
