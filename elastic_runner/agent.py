@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.distributed import TCPStore
@@ -32,7 +35,8 @@ class GoodAgent(LocalElasticAgent):
         sup, begin = self.supervisor, time.monotonic()
         worker_group.spec.local_world_size = len(sup.slots.active)
         with sup.signals.waiting("the other nodes"):
-            super()._rendezvous(worker_group)
+            with _unshared_store():
+                super()._rendezvous(worker_group)
             self._round += 1
             generation, host, port = self._fresh_store(worker_group)
         worker_group.master_addr, worker_group.master_port = host, port
@@ -108,6 +112,20 @@ class GoodAgent(LocalElasticAgent):
         if group.group_world_size != 1:
             with self.supervisor.signals.waiting("the other nodes to finish"):
                 super()._exit_barrier()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _unshared_store() -> Iterator[None]:
+    """Keep torch from serving the ranks' store on the agents' own, whose address it would go on giving out when that node is gone."""
+    name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 def bound_to(supervisor: Supervisor) -> type[GoodAgent]:

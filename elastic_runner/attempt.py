@@ -9,7 +9,7 @@ import select
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..progress import Progress
@@ -165,6 +165,8 @@ class Attempt:
         for r in self.ranks:
             if r.code is None:
                 page = r.page.read()
+                if not page.t:  # its interpreter is not up yet
+                    page = replace(page, t=self.born_t)
                 beats = now - page.t < LOOK_EVERY_S  # a rank that beats needs no other sign of life
                 seen[r.rank] = (page, Signs(state="R", cpu_s=0, switches=0, io_bytes=0) if beats else processes.signs(r.pid))
         suspicion = self._detector.look(now, seen)

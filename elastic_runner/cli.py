@@ -71,29 +71,33 @@ def _launch(args: Any, config: RunConfig, signals: Signals) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from . import ending
+    from . import ending, runs
     from .options import choose_threads
 
     signals.raises = lambda signum: SignalException(f"stopped by {signal.Signals(signum).name}", signal.Signals(signum))
-    run_dir, journal = _open_record(config)
+    run_dir, journal, fresh = _open_record(config)
     supervisor = _supervisor(config, journal, signals)
     signals.on_forced = lambda signum: ending.stopped(supervisor, signum, signals.broke_off)
     if threads := choose_threads(len(config.slots.active), os.environ):
         say(threads)
     if args.log_dir is None:
         args.log_dir = str(run_dir / "logs")
+    status = 1
     try:
         _run(args, config, supervisor, signals)
-        return ending.succeeded(supervisor)
+        status = ending.succeeded(supervisor)
     except ChildFailedError as e:
-        return ending.failed(supervisor, e)
+        status = ending.failed(supervisor, e)
     except SignalException as e:
-        return ending.stopped(supervisor, int(e.sigval), signals.broke_off)
+        status = ending.stopped(supervisor, int(e.sigval), signals.broke_off)
     except (RuntimeError, ValueError, OSError, AssertionError) as e:
-        return ending.broken_launch(supervisor, args, e)
+        status = ending.broken_launch(supervisor, args, e)
     finally:
         supervisor.end()
         journal.close()
+    if status == 2 and fresh:  # it never was a run
+        runs.forget(runs.runs_home(os.environ), run_dir)
+    return status
 
 
 def _run(args: Any, config: RunConfig, supervisor: Supervisor, signals: Signals) -> None:
@@ -105,15 +109,16 @@ def _run(args: Any, config: RunConfig, supervisor: Supervisor, signals: Signals)
     signals.install(tuple(int(getattr(signal, s)) for s in known))
     if "LOGLEVEL" not in os.environ:  # torch's agent announces what we say ourselves
         logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
-    # torch would serve the ranks' store and the agents' from one server, and keep its address when that node is gone; ours is fresh
-    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     signals.wait_for("the rendezvous")  # until the agent has formed its first group
     with seams.swapped(agent.bound_to(supervisor), agent.start_processes_for(supervisor)):
         run(args)
 
 
-def _open_record(config: RunConfig) -> tuple[Path, Journal]:
-    """Make the run directory and the first line of its record. Raises UsageError, leaving nothing, if that cannot be done."""
+def _open_record(config: RunConfig) -> tuple[Path, Journal, bool]:
+    """The run directory, its record with the first line, and whether the directory is new.
+
+    Raises UsageError, leaving nothing, if that cannot be done.
+    """
     import torch
 
     from . import runs
@@ -149,7 +154,7 @@ def _open_record(config: RunConfig) -> tuple[Path, Journal]:
         raise UsageError(f"cannot keep the record in {run_dir}: {e.strerror}; name another folder with --run-dir") from e
     if config.run_dir is not None:
         runs.remember(home, run_dir, run_id)
-    return run_dir, journal
+    return run_dir, journal, fresh
 
 
 def _supervisor(config: RunConfig, journal: Journal, signals: Signals) -> Supervisor:

@@ -56,6 +56,8 @@ def broken_launch(sup: Supervisor, args: Any, error: Exception) -> int:
     if "address already in use" in low or "eaddrinuse" in low:
         port = args.master_port or args.rdzv_endpoint or "29500"
         words, status = f"the port is taken: {port}; free it, or choose another with --master-port or --rdzv-endpoint", 2
+    elif isinstance(error, ValueError) and sup.generation < 0:
+        status = 2
     sup.say(words if status == 2 else f"the launcher could not go on: {type(error).__name__}: {words}")
     _end(sup, "failed", status, words)
     return status

@@ -116,6 +116,8 @@ class HangDetector:
         # one rank within its limit clears them all: the others may be waiting for it, and it is at work
         if any(silent[r] < self.limits.of(p, longest, self.known_start_s) for r, (p, _) in ranks.items()):
             return None
+        if min(silent.values()) > self.limits.busy_s:
+            return Suspicion(ranks=tuple(ranks), evidence=(f"no beat for {max(silent.values()):.0f} s",), silent_s=max(silent.values()))
         if now < self._quiet_until:
             return None
         calm = tuple(r for r in ranks if now - self._seen[r].calm_since >= _CALM_S)
@@ -123,8 +125,6 @@ class HangDetector:
         if calm:
             words = (f"no beat for {worst:.1f} s, longest step {longest:.2f} s", "no sign of work")
             return Suspicion(ranks=calm, evidence=words, silent_s=worst)
-        if min(silent.values()) > self.limits.busy_s:
-            return Suspicion(ranks=tuple(ranks), evidence=(f"no beat for {worst:.0f} s, though it works",), silent_s=worst)
         return None
 
 

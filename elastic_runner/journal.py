@@ -37,9 +37,10 @@ class Journal:
         self._node = node or socket.gethostname()
         self._fd = os.open(run_dir / FILE_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._lost = 0
+        self._torn = False
         size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")  # an earlier life died while it wrote: its torn line must not swallow our first
+        # an earlier life may have died while it wrote: its torn line must not swallow our first
+        self._torn = bool(size) and os.pread(self._fd, 1, size - 1) != b"\n"
 
     def write(self, event: E) -> E:
         """Stamp and append one event; returns it as written. A full disk loses the line, never the run: `lost` counts them."""
@@ -50,11 +51,14 @@ class Journal:
             node=self._node,
             attempt=self.attempt,
         )
-        body = {"event": event.name, **dataclasses.asdict(stamped)}
+        line = json.dumps({"event": event.name, **dataclasses.asdict(stamped)}).encode() + b"\n"
         try:
-            os.write(self._fd, json.dumps(body).encode() + b"\n")
+            written = os.write(self._fd, b"\n" * self._torn + line) - self._torn
         except OSError:
-            self._lost += 1
+            written = 0
+        else:
+            self._torn = 0 < written < len(line)
+        self._lost += written < len(line)
         return stamped
 
     @property

@@ -134,6 +134,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     args.training_script_args = tail
     _check_script(args)
     _check_logs(args)
+    _check_rendezvous(args)
     nproc, max_nodes = _sizes(args)
     capped = args.max_restarts
     if capped is not None and capped < 0:
@@ -268,6 +269,19 @@ def _check_logs(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name} must be 0, 1, 2 or 3, or such numbers by local rank as in 0:1,1:2; not {given!r}") from e
     if args.log_dir and os.path.exists(args.log_dir) and not os.path.isdir(args.log_dir):
         raise UsageError(f"--log-dir {args.log_dir} is not a folder; name another")
+
+
+def _check_rendezvous(args: argparse.Namespace) -> None:
+    from torch.distributed.elastic.rendezvous import registry
+    from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
+
+    known = getattr(registry.handler_registry, "_registry", {})  # only for an early answer: torch has the last word
+    if known and args.rdzv_backend not in known and not args.standalone:
+        raise UsageError(f"--rdzv-backend {args.rdzv_backend} is unknown; there are {', '.join(sorted(known))}")
+    try:
+        _parse_rendezvous_config(args.rdzv_conf)
+    except ValueError as e:
+        raise UsageError(f"--rdzv-conf {args.rdzv_conf}: {e}") from e
 
 
 def _sizes(args: argparse.Namespace) -> tuple[int, int]:

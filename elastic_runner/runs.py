@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -65,6 +66,15 @@ def remember(home: Path, run_dir: Path, run_id: str = "") -> None:
         if link.is_symlink():
             link.unlink()
         link.symlink_to(target, target_is_directory=True)
+
+
+def forget(home: Path, run_dir: Path) -> None:
+    """Take a run that never came to be away again, with the link that `remember` made to it."""
+    shutil.rmtree(run_dir, ignore_errors=True)
+    with suppress(OSError):
+        for link in home.iterdir():
+            if link.is_symlink() and os.path.realpath(link) == os.path.realpath(run_dir):
+                link.unlink()
 
 
 def list_runs(home: Path, alive: Callable[[ev.RunStarted], bool | None] | None = None) -> list[RunSummary]:

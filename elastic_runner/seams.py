@@ -30,6 +30,11 @@ def _names() -> list[tuple[object, str, tuple[str, ...]]]:
         (agent, "_rendezvous", ("worker_group",)),
         (agent, "_monitor_workers", ("worker_group",)),
         (agent, "_restart_workers", ("worker_group",)),
+        (agent, "_stop_workers", ("worker_group",)),
+        (agent, "_shutdown", ()),
+        (run, "determine_local_world_size", ("nproc_per_node",)),
+        (run, "parse_min_max_nnodes", ("nnodes",)),
+        (run, "run_script_path", ("training_script",)),
         (agent, "_exit_barrier", ()),
         (mp_api.SubprocessContext, "_start", ()),
         (mp_api.SubprocessContext, "_close", ("death_sig", "timeout")),
@@ -38,12 +43,21 @@ def _names() -> list[tuple[object, str, tuple[str, ...]]]:
     ]
 
 
+def _attributes() -> list[tuple[type[Any], str]]:
+    """(class, attribute that its constructor sets) of every private attribute that is used."""
+    import torch.distributed.elastic.agent.server.api as agent_api
+    import torch.distributed.elastic.multiprocessing.api as mp_api
+
+    agent = agent_api.SimpleElasticAgent
+    return [(agent, "_remaining_restarts"), (agent, "_worker_group"), (mp_api.PContext, "_tail_logs")]
+
+
 def check() -> None:
     """Raise SeamError, naming torch's version and what it lacks, unless every seam is in place."""
     import torch
 
     try:
-        names = _names()
+        names, attributes = _names(), _attributes()
     except (ImportError, AttributeError) as e:
         raise SeamError(f"torch {torch.__version__} has moved a part that goodrun needs ({e}); tested with torch 2.13.0") from e
     for owner, name, parameters in names:
@@ -55,6 +69,9 @@ def check() -> None:
         missing = [p for p in parameters if p not in have and not any(v.kind is v.VAR_KEYWORD for v in have.values())]
         if missing:
             raise SeamError(f"{where} of torch {torch.__version__} no longer takes {missing[0]!r}; tested with torch 2.13.0")
+    for cls, attribute in attributes:
+        if attribute not in cls.__init__.__code__.co_names:
+            raise SeamError(f"{cls.__name__} of torch {torch.__version__} no longer has {attribute}; tested with torch 2.13.0")
 
 
 @contextmanager

@@ -20,7 +20,6 @@ DIFFERENT = {
     "TORCHELASTIC_MAX_RESTARTS": "uncapped unless the user gives --max-restarts",
     "TORCHELASTIC_RUN_ID": "torchrun makes one up where there is none",
     "TORCHELASTIC_USE_AGENT_STORE": "always True: the launcher serves the fresh store of each attempt",
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "ours only: torch is not to hand the rendezvous' own store to the workers",
     "TEST_DIR": "the test's own",
     "TMPDIR": "the test's own: torchrun leaves a folder for its logs there, we none",
 }
