@@ -87,6 +87,8 @@ class Progress:
     batch: int
     global_batch: int
     chaos_fired: int
+    numbered: bool
+    """Whether `step` counts over the whole job: the script numbers its steps, or restored one. Else it counts this attempt's."""
     step_t: float
     phase_t: float
     marks: tuple[float, ...]
@@ -230,6 +232,7 @@ class Page:
             batch=w[_Word.BATCH],
             global_batch=w[_Word.GLOBAL_BATCH],
             chaos_fired=w[_Word.CHAOS_FIRED],
+            numbered=bool(w[_Word.EXPLICIT]) or w[_Word.RESTORED_STEP] >= 0,
             step_t=w[_Word.STEP_TIME] / 1e9,
             phase_t=w[_Word.PHASE_TIME] / 1e9,
             marks=tuple(w[_Word.MARKS + m] / 1e9 for m in Mark),

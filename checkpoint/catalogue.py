@@ -40,6 +40,8 @@ def check_directory(directory: Path) -> None:
     if there != directory:
         return
     for entry in sorted(directory.iterdir()):
+        if entry.name == "lost+found":  # the root of a file system of its own
+            continue
         if not entry.name.startswith((".", "step-")) or (entry.name.startswith("step-") and not entry.is_dir()):
             raise NotACheckpointDirectory(
                 f"{directory} holds files that are not goodrun's ({entry.name}): name an empty or new directory for checkpoints"

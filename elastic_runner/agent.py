@@ -15,7 +15,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from .supervisor import Outcome, Supervisor
+from .supervisor import STARTED_VARIABLE, Outcome, Supervisor
 from .workers import WorkerContext
 
 
@@ -55,12 +55,15 @@ class GoodAgent(LocalElasticAgent):
         store, rank = group.store, group.group_rank or 0
         # the static rendezvous keeps one key space over all rounds
         prefix = f"goodrun/{self._round}/" if group.spec.rdzv_handler.get_backend() == "static" else "goodrun/"
-        store.set(f"{prefix}next/{rank}", str(mine))
+        env = self.supervisor.worker_env
+        store.set(f"{prefix}next/{rank}", json.dumps([mine, int(env[STARTED_VARIABLE])]))
         if rank == 0:
-            mine = max(int(store.get(f"{prefix}next/{r}")) for r in range(group.group_world_size or 1))
+            all_next = [json.loads(store.get(f"{prefix}next/{r}")) for r in range(group.group_world_size)]
             host, port = self._new_store(group)
-            store.set(f"{prefix}store", json.dumps([mine, host, port]))
-        generation, host, port = json.loads(store.get(f"{prefix}store"))
+            # the newest of all: a checkpoint's fence compares (start, generation), and no node may fall behind the others
+            store.set(f"{prefix}store", json.dumps([max(g for g, _ in all_next), max(s for _, s in all_next), host, port]))
+        generation, started, host, port = json.loads(store.get(f"{prefix}store"))
+        env[STARTED_VARIABLE] = str(started)
         return int(generation), str(host), int(port)
 
     def _new_store(self, group: Any) -> tuple[str, int]:

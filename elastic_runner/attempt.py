@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import select
 import signal
@@ -55,8 +54,9 @@ class Broken:
     @property
     def where(self) -> str:
         """The step and the slot, in words."""
-        at = "before its first step" if self.failure.step is None else f"after step {self.failure.step}"
-        return f"{at}, slot {self.failure.slot}"
+        f = self.failure
+        at = "before its first step" if f.step is None else f"after step {f.step}"
+        return f"{f'after {f.unnumbered} steps of this attempt' if f.unnumbered else at}, slot {f.slot}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +155,16 @@ class Attempt:
     def _failure(self, r: Rank, page: Progress, kind: Kind, message: str = "") -> Failure:
         now = time.monotonic()
         started = now - self.born_t > STARTED_AFTER_S or any(p.steps_done for p in self.pages().values())
-        step = page.step if page.step >= 0 else None
-        return Failure(t=now, kind=kind, slot=r.slot, rank=r.rank, step=step, started=started, message=message)
+        return Failure(
+            t=now,
+            kind=kind,
+            slot=r.slot,
+            rank=r.rank,
+            step=page.step if page.numbered and page.step >= 0 else None,
+            started=started,
+            message=message,
+            unnumbered=0 if page.numbered else page.steps_done,
+        )
 
     def _look(self) -> Broken | None:
         if self._detector is None:
@@ -169,7 +177,7 @@ class Attempt:
                     page = replace(page, t=self.born_t)
                 beats = now - page.t < LOOK_EVERY_S  # a rank that beats needs no other sign of life
                 seen[r.rank] = (page, Signs(state="R", cpu_s=0, switches=0, io_bytes=0) if beats else processes.signs(r.pid))
-        suspicion = self._detector.look(now, seen)
+        suspicion = self._detector.look(now, seen, finishing=any(r.code == 0 for r in self.ranks))
         return None if suspicion is None else self._blame(suspicion, {rank: page for rank, (page, _) in seen.items()})
 
     def _blame(self, suspicion: Suspicion, pages: dict[int, Progress]) -> Broken | None:
@@ -222,7 +230,7 @@ def signal_name(signum: int) -> str:
 
 def _exception(r: Rank) -> tuple[str, str]:
     """The exception a rank left behind (its line, then the traceback), and the file where more of it is."""
-    where = r.stderr_file or (r.error_file if os.path.exists(r.error_file) else "")
+    where = r.stderr_file
     try:
         body = json.loads(Path(r.error_file).read_text())["message"]
         return (f"{body['message']}\n{body['extraInfo']['py_callstack']}", where) if isinstance(body, dict) else (str(body), where)

@@ -90,7 +90,7 @@ def _launch(args: Any, config: RunConfig, signals: Signals) -> int:
         status = ending.failed(supervisor, e)
     except SignalException as e:
         status = ending.stopped(supervisor, int(e.sigval), signals.broke_off)
-    except (RuntimeError, ValueError, OSError, AssertionError) as e:
+    except Exception as e:  # the launcher's outermost boundary: torch's rendezvous has errors of many kinds, and each must end the record
         status = ending.broken_launch(supervisor, args, e)
     finally:
         supervisor.end()
@@ -125,13 +125,20 @@ def _open_record(config: RunConfig) -> tuple[Path, Journal, bool]:
     from .events import RunStarted
     from .journal import Journal
 
-    home = runs.runs_home(os.environ)
+    try:
+        home = runs.runs_home(os.environ)
+    except RuntimeError as e:  # no home directory
+        if config.run_dir is None:
+            raise UsageError("there is no home directory to keep the record in; name a folder with --run-dir") from e
+        home = config.run_dir / "runs"
     run_id = runs.new_run_id(datetime.now(), random.Random(secrets.randbits(64)))
     run_dir = (config.run_dir or home / run_id).absolute()
     fresh = not run_dir.exists()
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         journal = Journal(run_dir)
+        if not journal.lock():
+            raise UsageError(f"another goodrun is keeping its record in {run_dir}; name another folder with --run-dir")
         journal.write(
             RunStarted(
                 run_id=run_id,
@@ -159,8 +166,8 @@ def _open_record(config: RunConfig) -> tuple[Path, Journal, bool]:
 
 def _supervisor(config: RunConfig, journal: Journal, signals: Signals) -> Supervisor:
     from .recorder import Recorder
-    from .supervisor import Supervisor
+    from .supervisor import STARTED_VARIABLE, Supervisor
 
-    env = {"GOODRUN_RUN_STARTED": str(time.time_ns()), "GOODRUN_RUN_DIR": str(journal.run_dir)}
+    env = {STARTED_VARIABLE: str(time.time_ns()), "GOODRUN_RUN_DIR": str(journal.run_dir)}
     recorder = Recorder(journal, config.chaos, say)
     return Supervisor(config=config, journal=journal, signals=signals, recorder=recorder, say=say, worker_env=env)

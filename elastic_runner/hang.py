@@ -16,6 +16,7 @@ from .processes import Signs
 
 _STEPS_TO_LEARN = 3
 _CALM_S = 0.3
+_CALM_SHARE = 0.7
 _COLLECTIVE = re.compile(r"/torch/(distributed/|autograd/graph\.py)")
 
 
@@ -77,8 +78,11 @@ class HangDetector:
     _looked_t: float = 0.0
     _quiet_until: float = 0.0
 
-    def look(self, now: float, ranks: Mapping[int, tuple[Progress, Signs]]) -> Suspicion | None:
-        """Judge all living ranks of the node at once; keys are global ranks, times monotonic seconds."""
+    def look(self, now: float, ranks: Mapping[int, tuple[Progress, Signs]], *, finishing: bool = False) -> Suspicion | None:
+        """Judge all living ranks of the node at once; keys are global ranks, times monotonic seconds.
+
+        `finishing`: some rank has ended with 0 already. What the others do after their last step takes as long as it takes.
+        """
         if now - self._looked_t > 1.0:  # we were not running (suspended, or the machine was): old looks prove nothing
             self._seen.clear()
         self._looked_t = now
@@ -87,7 +91,7 @@ class HangDetector:
         stopped = tuple(r for r, s in self._seen.items() if r in ranks and s.stopped_looks >= 2)
         if stopped:
             return Suspicion(ranks=stopped, evidence=("stopped (state T)",), silent_s=max(now - ranks[r][0].t for r in stopped))
-        return self._silent(now, ranks)
+        return None if finishing else self._silent(now, ranks)
 
     def cleared(self, now: float, silent_s: float) -> None:
         """A suspicion came to nothing: raise no other until the silence has lasted half as long again."""
@@ -120,7 +124,8 @@ class HangDetector:
             return Suspicion(ranks=tuple(ranks), evidence=(f"no beat for {max(silent.values()):.0f} s",), silent_s=max(silent.values()))
         if now < self._quiet_until:
             return None
-        calm = tuple(r for r in ranks if now - self._seen[r].calm_since >= _CALM_S)
+        # still all along, not just between two looks at a clock or a file
+        calm = tuple(r for r in ranks if now - self._seen[r].calm_since >= max(_CALM_S, _CALM_SHARE * silent[r]))
         worst = max(silent.values())
         if calm:
             words = (f"no beat for {worst:.1f} s, longest step {longest:.2f} s", "no sign of work")
@@ -146,9 +151,10 @@ def culprit(
         return progress[rank].step, progress[rank].t, rank
 
     apart = [r for r in suspects if stacks.get(r) and not in_collective(stacks[r])]
-    if apart:
+    at_work = [r for r in progress if r not in suspects and stacks.get(r) and not in_collective(stacks[r])]
+    if apart and not at_work:
         alone = len(progress) == len(apart)
         return min(apart, key=behind), "it waits outside any collective" if alone else "its peers wait for it in a collective"
-    if len(suspects) < len(progress) or not whole_job:
+    if at_work or len(suspects) < len(progress) or not whole_job:
         return None
     return min(suspects, key=behind), "all ranks wait in collectives; it is furthest behind"

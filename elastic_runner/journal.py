@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import fcntl
 import json
 import os
 import socket
@@ -41,6 +43,14 @@ class Journal:
         size = os.fstat(self._fd).st_size
         # an earlier life may have died while it wrote: its torn line must not swallow our first
         self._torn = bool(size) and os.pread(self._fd, 1, size - 1) != b"\n"
+
+    def lock(self) -> bool:
+        """Claim the record for this process; False if another living one has it."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            return e.errno not in (errno.EWOULDBLOCK, errno.EACCES)  # a file system without locks has no claims
+        return True
 
     def write(self, event: E) -> E:
         """Stamp and append one event; returns it as written. A full disk loses the line, never the run: `lost` counts them."""

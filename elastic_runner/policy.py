@@ -30,7 +30,7 @@ class Do(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One attempt's first failure. `t`: monotonic seconds; steps are numbered over the whole job, None where the script shows none."""
+    """One attempt's first failure. `t`: monotonic seconds; `step` counts over the whole job, None where the script does not number it."""
 
     t: float
     kind: Kind
@@ -40,6 +40,8 @@ class Failure:
     started: bool = True
     """False if no rank had finished a step, nor run longer than a start takes: the script never got going."""
     message: str = ""
+    unnumbered: int = 0
+    """Steps that the attempt finished, where the script does not number them over the job: progress, as far as one can see."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,8 @@ class Budgets:
     """Crashes by exception or exit status at the same step."""
     without_progress: int = 10
     """Failures of the infrastructure with no new step between them."""
+    unnumbered: int = 100
+    """Failures in all of a script that does not number its steps: whether it makes progress cannot be seen."""
     detections: int = 5
     """Restarts made by hang detectors with no new step between them."""
     strikes: int = 3
@@ -107,6 +111,8 @@ def decide(failures: Sequence[Failure], slots: Slots, budgets: Budgets, restarts
         return Action(do=Do.RESTART, slots=slots, reason="another node left or joined")
     if newest.kind is Kind.SLOT_LOST:
         return _leave_out(newest, slots, f"slot {newest.slot} is lost")
+    if len(failures) >= budgets.unnumbered and newest.unnumbered:
+        return Action(do=Do.GIVE_UP, slots=slots, reason=f"{len(failures)} failures, and the script does not say whether it makes progress")
     if newest.kind is Kind.EXCEPTION:
         return _after_exception(failures, slots, budgets)
     if newest.kind is Kind.LEFT:
@@ -183,7 +189,9 @@ def _without_progress(failures: Sequence[Failure]) -> Sequence[Failure]:
     best: int | None = None
     since = 0
     for i, f in enumerate(failures):
-        if f.step is not None and (best is None or f.step > best):
+        if f.unnumbered:
+            since = i
+        elif f.step is not None and (best is None or f.step > best):
             best = f.step
             since = i
     return failures[since:]

@@ -51,7 +51,11 @@ class Signals:
 
     def install(self, stops: tuple[int, ...] = STOPPING) -> None:
         """Take over the stop signals and those passed on. One that was ignored at the start (nohup) stays ignored."""
+        for s in set(self.stops) - set(stops):  # no longer wanted
+            signal.signal(s, self._before.pop(s))  # type: ignore[arg-type]
         self.stops = tuple(s for s in stops if signal.getsignal(s) is not signal.SIG_IGN)
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited: the kernel would reap our ranks before we see how they ended
+            self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for s in (*self.stops, *PASSED_ON):
             if s not in self._before and signal.getsignal(s) is not signal.SIG_IGN:
                 self._before[s] = signal.signal(s, self._handle)

@@ -23,6 +23,9 @@ from .signals import PASSED_ON, Signals
 from .slots import visible_devices
 from .workers import Rank, Spawn, WorkerContext
 
+STARTED_VARIABLE = "GOODRUN_RUN_STARTED"
+"""When the run began, in nanoseconds of wall time: with the generation, what checkpoints are fenced by."""
+
 
 class Outcome(Enum):
     """How watching an attempt ended."""
@@ -55,6 +58,8 @@ class Supervisor:
     pending: Action | None = None
     """Decided, not yet performed."""
     passed_on: set[int] = field(default_factory=set)
+    stop_asked: int | None = None
+    """A stop signal that came while ranks were being stopped already."""
     lost_slots: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -159,6 +164,8 @@ class Supervisor:
         """Stop what is left of the attempt, and take over the slots that were decided."""
         assert self.attempt is not None and self.pending is not None
         self._end(self.attempt, signal.SIGTERM, self.config.restart_grace_s, "restart")
+        if self.stop_asked is not None:
+            raise self.signals.raises(self.stop_asked)
         self.slots, self.pending = self.pending.slots, None
         self.restarts += 1
 
@@ -214,9 +221,11 @@ class Supervisor:
     def _wait(self, context: WorkerContext, until_t: float) -> None:
         while not context.wait_ended(max(until_t - time.monotonic(), 0), self.signals.fileno()):
             signum = self.signals.take()
-            if signum in (signal.SIGINT, signal.SIGQUIT):
-                self.say(f"{signal_name(signum)} again: killing all ranks now")
-                return
+            if signum is not None and signum in self.signals.stops:
+                self.stop_asked = self.stop_asked or signum
+                if signum in (signal.SIGINT, signal.SIGQUIT):
+                    self.say(f"{signal_name(signum)} while ranks are being stopped: killing them now")
+                    return
             if signum is not None and signum in PASSED_ON:
                 context.ask(signum)
             if time.monotonic() >= until_t:

@@ -31,6 +31,8 @@ def _instrument() -> None:
     # a grandchild (a script run by a --no-python command) is not a rank and has no page
     parent = os.environ.pop("GOODRUN_PARENT", "")
     if parent != str(os.getppid()):
+        if parent and not os.path.exists(f"/proc/{parent}"):
+            os._exit(1)  # the supervisor died before this process could be tied to it
         return
     root = os.environ.pop("GOODRUN_ROOT")
     import importlib.util

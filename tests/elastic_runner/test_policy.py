@@ -1,6 +1,7 @@
 """Every rule of the decider, as tables over failures: no process, no clock."""
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -231,3 +232,17 @@ def test_policy_is_pure():
     names = {n.name for node in ast.walk(tree) if isinstance(node, ast.Import) for n in node.names}
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert names == {"__future__", "collections.abc", "dataclasses", "enum"}
+
+
+def test_a_script_that_does_not_number_its_steps_is_believed_to_make_progress():
+    """Its own resume may go on anywhere: attempts that did some steps are no failures in a row, but not for ever."""
+    failures = [Failure(t=1000.0 * n, kind=Kind.SIGNAL, slot=n % 2, rank=n % 2, unnumbered=20) for n in range(99)]
+    assert decide(failures, TWO, Budgets(), 98).do is Do.RESTART
+    assert decide([*failures, replace(failures[0], t=1e6)], TWO, Budgets(), 99).do is Do.GIVE_UP
+
+
+def test_a_lost_connection_blames_nobody():
+    """Another node's failure is no strike and no crash of the script, but it does not go on for ever either."""
+    failures = [Failure(t=float(n), kind=Kind.CONNECTION, slot=1, rank=1, step=7) for n in range(10)]
+    assert decide(failures[:9], TWO, Budgets(), 8).do is Do.RESTART
+    assert decide(failures, TWO, Budgets(), 9).do is Do.GIVE_UP

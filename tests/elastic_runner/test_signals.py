@@ -3,10 +3,13 @@
 import os
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from goodrun.elastic_runner.events import Stopping
 
 JOBS = Path(__file__).parent / "jobs"
 
@@ -71,6 +74,33 @@ def test_second_ctrl_c_ends_everything_now(job):
     assert j.proc.poll() is None
     os.killpg(j.proc.pid, signal.SIGINT)
     assert j.wait(10) == 130
+    assert all(gone(p) for p in pids)
+
+
+def test_a_stop_signal_during_a_restart_is_not_lost(job):
+    """A signal that comes while the old ranks are being stopped ends the job instead of the restart."""
+    j = job("--nproc-per-node", 2, "--shutdown-timeout", 5, "plain.py", "stubborn")
+    j.until(lambda: j.events(Stopping))
+    j.proc.send_signal(signal.SIGTERM)
+    assert j.wait(20) == 143
+    assert not j.marks("up.r*.g1")
+
+
+def test_a_launcher_that_inherited_an_ignored_sigchld_sees_its_ranks_end(job):
+    """Some parents ignore SIGCHLD, and the kernel then reaps children by itself."""
+    code = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execvp(sys.argv[1], sys.argv[1:])"
+    job("--nproc-per-node", 2, "plain.py", "argv", prefix=(sys.executable, "-c", code)).ok(20)
+
+
+def test_signals_to_handle_is_the_whole_list(job):
+    """A signal that is not in --signals-to-handle has its default effect."""
+    j = job("--nproc-per-node", 2, "--signals-to-handle", "SIGTERM", "plain.py", "wait")
+    pids = up(j)
+    j.proc.send_signal(signal.SIGHUP)
+    assert j.wait(20) == -signal.SIGHUP
+    end = time.monotonic() + 5
+    while not all(gone(p) for p in pids) and time.monotonic() < end:
+        time.sleep(0.01)
     assert all(gone(p) for p in pids)
 
 
