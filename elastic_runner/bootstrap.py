@@ -22,25 +22,30 @@ from typing import Any
 
 from .. import progress
 from ..progress import Mark, Page, Phase
-from .tied import die_with_parent
 
+STACK_FILE_VARIABLE = "GOODRUN_STACK_FILE"
 STACK_SIGNAL = signal.SIGRTMAX - 3
 """Asks a worker for its Python stack. A real-time signal that neither glibc, Python nor the schedulers use."""
 
 
-def instrument(parent: int) -> None:
-    """Bind this process to its supervisor, process `parent`: die with it, beat for it, dump stacks when asked."""
-    die_with_parent(parent)
+def instrument() -> None:
+    """Beat for the supervisor, dump stacks when it asks, report an uncaught exception to it."""
     page = progress.attach(int(os.environ.pop(progress.PAGE_FD_VARIABLE)))
     page.mark(Mark.BOOT)
     page.beat(phase=Phase.START)
-    stacks = os.environ.pop("GOODRUN_STACK_FILE", "")
+    stacks = os.environ.pop(STACK_FILE_VARIABLE, "")
     if stacks:
         fd = os.open(stacks, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         faulthandler.register(STACK_SIGNAL, file=fd, all_threads=False)
     _arm_chaos(page)
     _report_exceptions()
-    sys.meta_path.insert(0, _HookFinder(page))
+    if "torch" in sys.modules:  # kept warm
+        page.mark(Mark.TORCH)
+
+
+def hook_imports() -> None:
+    """Have torch's parts hooked as they are imported, by the script or before it."""
+    sys.meta_path.insert(0, _HookFinder())
 
 
 def _arm_chaos(page: Page) -> None:
@@ -73,14 +78,13 @@ def _report_exceptions() -> None:
 class _HookFinder(importlib.abc.MetaPathFinder):
     """Notices the import of a few torch modules and hooks each right after it was executed."""
 
-    def __init__(self, page: Page) -> None:
-        self._hooks: dict[str, Callable[[ModuleType, Page], None]] = {
+    def __init__(self) -> None:
+        self._hooks: dict[str, Callable[[Any], None]] = {
             "torch": _torch_imported,
             "torch.optim.optimizer": _hook_optimizer,
             "torch.utils.data.dataloader": _hook_dataloader,
             "torch.distributed.distributed_c10d": _hook_init,
         }
-        self._page = page
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -92,18 +96,14 @@ class _HookFinder(importlib.abc.MetaPathFinder):
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                _run_after(spec.loader, functools.partial(_with_page, hook, self._page))
+                _run_after(spec.loader, hook)
                 if not self._hooks:
                     sys.meta_path.remove(self)
                 return spec
         return None
 
 
-def _with_page(hook: Callable[[ModuleType, Page], None], page: Page, module: ModuleType) -> None:
-    hook(module, page)
-
-
-def _run_after(loader: Any, hook: Callable[[ModuleType], None]) -> None:
+def _run_after(loader: Any, hook: Callable[[Any], None]) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
@@ -114,12 +114,17 @@ def _run_after(loader: Any, hook: Callable[[ModuleType], None]) -> None:
     loader.exec_module = exec_module
 
 
-def _torch_imported(module: ModuleType, page: Page) -> None:
-    page.mark(Mark.TORCH)
-    page.beat()
+def _reached(mark: Mark) -> None:
+    if (page := progress.page()) is not None:
+        page.mark(mark)
+        page.beat()
 
 
-def _hook_optimizer(module: ModuleType, page: Page) -> None:
+def _torch_imported(module: Any) -> None:
+    _reached(Mark.TORCH)
+
+
+def _hook_optimizer(module: Any) -> None:
     def stepped(*_: object) -> None:
         live = progress.page()
         if live is not None:
@@ -128,7 +133,7 @@ def _hook_optimizer(module: ModuleType, page: Page) -> None:
     module.register_optimizer_step_post_hook(stepped)
 
 
-def _hook_dataloader(module: ModuleType, page: Page) -> None:
+def _hook_dataloader(module: Any) -> None:
     iterator = module._BaseDataLoaderIter
     fetch = iterator.__next__
 
@@ -151,16 +156,14 @@ def _hook_dataloader(module: ModuleType, page: Page) -> None:
     iterator.__next__ = timed
 
 
-def _hook_init(module: Any, page: Page) -> None:
+def _hook_init(module: Any) -> None:
     init = module.init_process_group
 
     @functools.wraps(init)
     def marked(*args: Any, **kwargs: Any) -> Any:
-        page.mark(Mark.INIT_BEGIN)
-        page.beat()
+        _reached(Mark.INIT_BEGIN)
         result = init(*args, **kwargs)
-        page.mark(Mark.INIT_END)
-        page.beat()
+        _reached(Mark.INIT_END)
         return result
 
     module.init_process_group = marked

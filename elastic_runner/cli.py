@@ -80,6 +80,8 @@ def _launch(args: Any, config: RunConfig, signals: Signals) -> int:
     signals.on_forced = lambda signum: ending.stopped(supervisor, signum, signals.broke_off)
     if threads := choose_threads(len(config.slots.active), os.environ):
         say(threads)
+    if config.cold_because:
+        say(f"restarts will be cold: {config.cold_because}; --warm-start=on overrules this")
     if args.log_dir is None:
         args.log_dir = str(run_dir / "logs")
     status = 1
@@ -93,7 +95,7 @@ def _launch(args: Any, config: RunConfig, signals: Signals) -> int:
     except Exception as e:  # the launcher's outermost boundary: torch's rendezvous has errors of many kinds, and each must end the record
         status = ending.broken_launch(supervisor, args, e)
     finally:
-        supervisor.end()
+        supervisor.close()
         journal.close()
     if status == 2 and fresh:  # it never was a run
         runs.forget(runs.runs_home(os.environ), run_dir)

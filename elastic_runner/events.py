@@ -50,10 +50,11 @@ class AttemptStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkersSpawned(Event):
-    """All processes of this node exist. `pids[i]` belongs to local rank i."""
+    """All processes of this node exist. `pids[i]` belongs to local rank i; `warm` of them had torch imported already."""
 
     name: ClassVar[str] = "workers_spawned"
     pids: tuple[int, ...] = ()
+    warm: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

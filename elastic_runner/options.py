@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from ..fault_injection import Fault, check_plan, parse_plan
 from ..fault_injection.plan import ChaosError
 from .errors import UsageError
+from .nursery import why_cold
 from .policy import Budgets, Slots
 from .slots import first_slots
 
@@ -33,6 +34,9 @@ class RunConfig:
     chaos: tuple[Fault, ...] = ()
     chaos_text: str = ""
     run_dir: Path | None = None
+    warm_start: bool = False
+    cold_because: str = ""
+    """Why `--warm-start auto` came to no."""
     hang_detection: bool = True
     dry_run_detectors: bool = False
     shutdown_timeout_s: int = DEFAULT_SHUTDOWN_S
@@ -78,6 +82,12 @@ def build_parser() -> _Parser:
     g.add_argument("--world-size-multiple-of", type=int, default=1, metavar="K", help="shrink to multiples of K only (tensor parallelism)")
     g.add_argument("--spares", type=int, default=0, metavar="N", help="keep N more slots in reserve; one takes the place of a lost slot")
     g.add_argument("--run-dir", type=Path, metavar="DIR", help="where the record and the logs go (default: a fresh folder)")
+    g.add_argument(
+        "--warm-start",
+        choices=["auto", "on", "off"],
+        default="auto",
+        help="keep a process with torch imported for each rank, for quick restarts (auto: unless the script would notice)",
+    )
     g.add_argument("--hang-detection", choices=["auto", "off"], default="auto", help="find ranks that hang (default: auto)")
     g.add_argument("--dry-run-detectors", action="store_true", help="only record what the hang detection would have done")
     g.add_argument("--config", type=Path, metavar="FILE", help="YAML with options by their long names; the command line and PET_* win")
@@ -144,6 +154,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     plan = _chaos(args.chaos, len(slots.active), slots, max_nodes)
     own_grace = args.shutdown_timeout if args.shutdown_timeout is not None else os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
     grace = _grace(own_grace)
+    is_python = not args.no_python or bool(args.run_path)
+    cold_because = why_cold(script, is_python=is_python and not args.run_path, env=os.environ) if args.warm_start == "auto" else ""
     config = RunConfig(
         slots=slots,
         budgets=Budgets(max_restarts=capped),
@@ -154,7 +166,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
         dry_run_detectors=args.dry_run_detectors,
         shutdown_timeout_s=DEFAULT_SHUTDOWN_S if grace is None else grace,
         restart_grace_s=2.0 if grace is None else float(grace),
-        script_is_python=not args.no_python or bool(args.run_path),
+        script_is_python=is_python,
+        warm_start=args.warm_start != "off" and not cold_because and is_python,
+        cold_because=cold_because if is_python else "",
         virtual_local_rank=bool(getattr(args, "virtual_local_rank", False)),
         max_nodes=max_nodes,
         local_addr=args.local_addr,

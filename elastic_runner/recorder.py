@@ -34,6 +34,11 @@ class Recorder:
         self._progress_t = 0.0
         self._redone: int | None = None
 
+    @property
+    def training(self) -> bool:
+        """Whether every rank of this attempt has finished its first step."""
+        return self._stepped
+
     def attempt_begins(self) -> None:
         """A new attempt's ranks exist: what is known of the last one stays only where it is needed to compare."""
         self._restored = self._stepped = False

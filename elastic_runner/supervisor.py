@@ -12,16 +12,18 @@ from enum import Enum
 from ..fault_injection import due, remaining, to_env
 from ..progress import Progress
 from . import processes
-from .attempt import Attempt, Broken, Finished, Left, Signalled, signal_name
-from .events import AttemptStarted, Decided, Stopped, Stopping, WorkersSpawned
+from .attempt import STARTED_AFTER_S, Attempt, Broken, Finished, Left, Signalled, signal_name
+from .events import AttemptStarted, Decided, WorkersSpawned
 from .hang import HangDetector
 from .journal import Journal
+from .nursery import Nursery
 from .options import RunConfig
 from .policy import Action, Do, Failure, Kind, Slots, decide
 from .recorder import Recorder
 from .signals import PASSED_ON, Signals
 from .slots import visible_devices
-from .workers import Rank, Spawn, WorkerContext
+from .stopping import Stopper
+from .workers import Rank, Spawn, WorkerContext, instrumented
 
 STARTED_VARIABLE = "GOODRUN_RUN_STARTED"
 """When the run began, in nanoseconds of wall time: with the generation, what checkpoints are fenced by."""
@@ -49,6 +51,8 @@ class Supervisor:
     """Added to every worker's environment."""
     started_t: float = field(default_factory=time.monotonic)
     slots: Slots = field(init=False)
+    stopper: Stopper = field(init=False)
+    nursery: Nursery | None = None
     generation: int = -1
     world_size: int = 0
     restarts: int = 0
@@ -58,12 +62,13 @@ class Supervisor:
     pending: Action | None = None
     """Decided, not yet performed."""
     passed_on: set[int] = field(default_factory=set)
-    stop_asked: int | None = None
-    """A stop signal that came while ranks were being stopped already."""
     lost_slots: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.slots = self.config.slots
+        self.stopper = Stopper(journal=self.journal, signals=self.signals, say=self.say)
+        if self.config.warm_start:
+            self.nursery = Nursery(environment=lambda: instrumented(os.environ))
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
@@ -82,19 +87,22 @@ class Supervisor:
         if left:
             env["GOODRUN_CHAOS"] = to_env(left)
             env["GOODRUN_RUN_STARTED_MONO"] = repr(self.started_t)
+        devices = visible_devices(self.slots.active, os.environ, _device_count())
         return Spawn(
             generation=self.generation,
             slots=self.slots.active,
             stack_dir=self.journal.run_dir / "stacks",
             env=env,
-            devices=visible_devices(self.slots.active, os.environ, _device_count()),
+            devices=devices,
             virtual_local_rank=self.config.virtual_local_rank,
             script_is_python=self.config.script_is_python,
+            nursery=None if devices else self.nursery,  # a warm process may have counted the devices already
         )
 
     def workers_started(self, context: WorkerContext) -> None:
         """The ranks exist: watch them."""
-        self.journal.write(WorkersSpawned(pids=tuple(r.pid for r in context.ranks)))
+        warm = sum(r.warm for r in context.ranks)
+        self.journal.write(WorkersSpawned(pids=tuple(r.pid for r in context.ranks), warm=warm))
         self.recorder.attempt_begins()
         detector = HangDetector(known_start_s=self.recorder.known_start_s) if self.config.hang_detection else None
         self.attempt = Attempt(context, self.signals, detector, self._slot_lost, whole_job=len(context.ranks) == self.world_size)
@@ -116,6 +124,7 @@ class Supervisor:
             seen = attempt.observe()
             self.recorder.look(attempt)
             self._chaos_by_time(attempt)
+            self._tend_nursery(attempt)
             if isinstance(seen, Finished):
                 self.recorder.progress(attempt.pages())
                 return Outcome.SUCCEEDED
@@ -127,6 +136,11 @@ class Supervisor:
             elif isinstance(seen, Broken) and not self._only_watched(attempt, seen):
                 return self._broken(attempt, seen)
         return Outcome.HEALTHY
+
+    def _tend_nursery(self, attempt: Attempt) -> None:
+        """Standbys are made beside the training, never beside a start: that would take the starting ranks' cores."""
+        if self.nursery is not None and (self.recorder.training or time.monotonic() - attempt.born_t > STARTED_AFTER_S):
+            self.nursery.tend([attempt.context.command(r.local) for r in attempt.ranks])
 
     def _only_watched(self, attempt: Attempt, broken: Broken) -> bool:
         """Detectors in dry run, and a rank that died of a signal we passed on: neither is a failure to act upon."""
@@ -163,9 +177,10 @@ class Supervisor:
     def begin_restart(self) -> None:
         """Stop what is left of the attempt, and take over the slots that were decided."""
         assert self.attempt is not None and self.pending is not None
-        self._end(self.attempt, signal.SIGTERM, self.config.restart_grace_s, "restart")
-        if self.stop_asked is not None:
-            raise self.signals.raises(self.stop_asked)
+        hung = self.last_failure.failure.rank if self.last_failure is not None and self.last_failure.evidence else None
+        self.stopper.stop(self.attempt, signal.SIGTERM, self.config.restart_grace_s, "restart", hung=hung)
+        if self.stopper.asked is not None:
+            raise self.signals.raises(self.stopper.asked)
         self.slots, self.pending = self.pending.slots, None
         self.restarts += 1
 
@@ -195,41 +210,19 @@ class Supervisor:
             ranks = len(attempt.ranks)
             self.say(f"{signal_name(signum)}: asked {ranks} ranks to stop; they have {grace} s (a second Ctrl-C kills them now)")
         self.recorder.progress(attempt.pages())
-        self._end(attempt, signum, grace, "signal", ask=ask)
+        self.stopper.stop(attempt, signum, grace, "signal", ask=ask)
         raise self.signals.raises(signum)  # torch leaves the rendezvous open for the other nodes when this passes through it
 
     def end(self) -> None:
         """Leave no rank behind, whatever happened."""
         if self.attempt is not None and self.attempt.ranks:
-            self._end(self.attempt, signal.SIGTERM, self.config.restart_grace_s, "end")
+            self.stopper.stop(self.attempt, signal.SIGTERM, self.config.restart_grace_s, "end")
 
-    def _end(self, attempt: Attempt, signum: int, grace_s: float, why: str, *, ask: bool = True) -> None:
-        """Ask, wait, kill; helpers go with their ranks."""
-        context, begin = attempt.context, time.monotonic()
-        if any(not r.look() for r in attempt.ranks) and ask:
-            self.journal.write(Stopping(signal=signal_name(signum), why=why))
-            hung = self.last_failure.failure.rank if why == "restart" and self.last_failure and self.last_failure.evidence else None
-            for r in attempt.ranks:
-                if r.rank == hung:
-                    processes.kill_session(r.pid)  # it will not answer
-            context.ask(signum)
-        self._wait(context, begin + grace_s)
-        killed = tuple(r.rank for r in attempt.ranks if not r.look())
-        context.close(signal.SIGKILL, 0)
-        self.journal.write(Stopped(seconds=round(time.monotonic() - begin, 6), killed=killed))
-
-    def _wait(self, context: WorkerContext, until_t: float) -> None:
-        while not context.wait_ended(max(until_t - time.monotonic(), 0), self.signals.fileno()):
-            signum = self.signals.take()
-            if signum is not None and signum in self.signals.stops:
-                self.stop_asked = self.stop_asked or signum
-                if signum in (signal.SIGINT, signal.SIGQUIT):
-                    self.say(f"{signal_name(signum)} while ranks are being stopped: killing them now")
-                    return
-            if signum is not None and signum in PASSED_ON:
-                context.ask(signum)
-            if time.monotonic() >= until_t:
-                return
+    def close(self) -> None:
+        """The run is over: leave nothing behind."""
+        self.end()
+        if self.nursery is not None:
+            self.nursery.close()
 
 
 def _device_count() -> int:

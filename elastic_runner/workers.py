@@ -19,7 +19,8 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, S
 
 from .. import progress
 from . import processes
-from .bootstrap import STACK_SIGNAL
+from .bootstrap import STACK_FILE_VARIABLE, STACK_SIGNAL
+from .nursery import Nursery
 
 _SITE = Path(__file__).parent / "worker_site"
 _TIED = Path(__file__).parent / "tied.py"
@@ -39,6 +40,7 @@ class Rank:
     stack_file: Path
     error_file: str
     stderr_file: str
+    warm: bool = False
     code: int | None = None
     """The exit status once it has ended; negative is a signal."""
     ended_t: float = 0.0
@@ -76,6 +78,8 @@ class Spawn:
     devices: tuple[str, ...] = ()
     """What CUDA_VISIBLE_DEVICES is to be, one entry per local rank; empty leaves it as torchrun does."""
     virtual_local_rank: bool = False
+    nursery: Nursery | None = None
+    """Where warm workers wait; None starts all of them cold."""
     script_is_python: bool = True
 
 
@@ -125,15 +129,18 @@ class WorkerContext(SubprocessContext):
             env["CUDA_VISIBLE_DEVICES"] = self.spawn.devices[local] if self.spawn.virtual_local_rank else ",".join(self.spawn.devices)
         stack_file = self.spawn.stack_dir / f"attempt_{self.spawn.generation}_rank_{env['RANK']}.stack"
         page, page_fd = progress.Page.create()
-        command = self._command(local)
-        if self.spawn.script_is_python:
-            _put_instruments_first(env, page_fd, stack_file)
-        else:
-            command = [sys.executable, "-S", "-E", str(_TIED), str(os.getpid()), *command]
+        command = self.command(local)
+        if not self.spawn.script_is_python:
+            command = (sys.executable, "-S", "-E", str(_TIED), str(os.getpid()), *command)
+        env[STACK_FILE_VARIABLE] = str(stack_file)
         with ExitStack() as files:
             out, err = (self._log(files, path[local]) for path in (self.stdouts, self.stderrs))
             files.callback(os.close, page_fd)
-            proc = subprocess.Popen(command, env=env, stdout=out, stderr=err, start_new_session=True, pass_fds=[page_fd])
+            fds = [f.fileno() if f else None for f in (out, err)]
+            kept_warm = self.spawn.nursery.go(command, env, page_fd, *fds) if self.spawn.nursery else None
+            if self.spawn.script_is_python:
+                env = instrumented({**env, progress.PAGE_FD_VARIABLE: str(page_fd)})
+            proc = kept_warm or subprocess.Popen(command, env=env, stdout=out, stderr=err, start_new_session=True, pass_fds=[page_fd])
         return Rank(
             local=local,
             rank=int(env["RANK"]),
@@ -144,16 +151,18 @@ class WorkerContext(SubprocessContext):
             stack_file=stack_file,
             error_file=self.error_files[local],
             stderr_file=self.stderrs[local],
+            warm=kept_warm is not None,
         )
 
-    def _command(self, local: int) -> list[str]:
+    def command(self, local: int) -> tuple[str, ...]:
+        """The words that start a local rank."""
         command = (str(self.entrypoint), *(str(a) for a in self.args[local]))
         numa = getattr(self, "_numa_options", None)
         if numa is not None:
             from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding as bind
 
             command = bind(command, gpu_index=local, numa_options=numa)
-        return list(command)
+        return tuple(command)
 
     @staticmethod
     def _log(files: ExitStack, path: str) -> IO[bytes] | None:
@@ -220,16 +229,13 @@ class WorkerContext(SubprocessContext):
             self.end()
 
 
-def _put_instruments_first(env: dict[str, str], page_fd: int, stack_file: Path) -> None:
-    """Have the worker's interpreter run goodrun's sitecustomize; see there."""
+def instrumented(env: Mapping[str, str]) -> dict[str, str]:
+    """`env` with which a worker's interpreter first runs goodrun's sitecustomize; see there."""
     before = env.get("PYTHONPATH")
+    more = {"PYTHONPATH": os.pathsep.join([str(_SITE), *([before] if before else [])])}
     if before is not None:
-        env["GOODRUN_PYTHONPATH"] = "=" + before
-    env["PYTHONPATH"] = os.pathsep.join([str(_SITE), *([before] if before else [])])
-    env["GOODRUN_PARENT"] = str(os.getpid())
-    env["GOODRUN_ROOT"] = str(_ROOT)
-    env["GOODRUN_STACK_FILE"] = str(stack_file)
-    env[progress.PAGE_FD_VARIABLE] = str(page_fd)
+        more["GOODRUN_PYTHONPATH"] = "=" + before
+    return {**env, **more, "GOODRUN_PARENT": str(os.getpid()), "GOODRUN_ROOT": str(_ROOT)}
 
 
 def parse_stack(text: str) -> tuple[str, ...]:

@@ -44,9 +44,13 @@ def _instrument() -> None:
     if known is None:
         sys.modules["goodrun"] = package = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(package)
-    from goodrun.elastic_runner import bootstrap
+    from goodrun.elastic_runner import bootstrap, standby, tied
 
-    bootstrap.instrument(int(parent))
+    tied.die_with_parent(int(parent))
+    bootstrap.hook_imports()
+    if standby.VARIABLE in os.environ:
+        standby.wait_for_go()
+    bootstrap.instrument()
 
 
 _step_aside()
