@@ -34,7 +34,8 @@ def why_cold(script: str, *, is_python: bool, env: Mapping[str, str]) -> str:
             return f"{script} sets variables that torch reads when it is imported ({found.group(0).split('[')[-1].strip()})"
         here = path.parent if path.is_file() else Path.cwd()
         beside = {p.stem for p in here.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
-        if shadows := beside & (sys.stdlib_module_names | {"torch", "numpy"}):
+        # of the standard library only what importing torch has brought in here: a folder named test is nobody's shadow
+        if shadows := beside & ({"torch", "numpy"} | (sys.stdlib_module_names & sys.modules.keys())) - {"__main__"}:
             return f"{sorted(shadows)[0]} beside {script} stands in front of a module that torch imports"
     return ""
 

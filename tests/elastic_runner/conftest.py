@@ -94,6 +94,12 @@ def token() -> str:
 
 
 @pytest.fixture
+def living(token: str) -> Callable[[], list[int]]:
+    """What of this test's jobs lives at the moment of the call."""
+    return lambda: alive(token)
+
+
+@pytest.fixture
 def job(tmp_path: Path, token: str) -> Iterator[Callable[..., Job]]:
     """Start a job: `job("--nproc-per-node", "2", "steps.py", …)`; scripts are looked for in jobs/."""
     shm = set(os.listdir("/dev/shm"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from goodrun.elastic_runner.events import Stopping
+from goodrun.elastic_runner.events import Stopping, WorkersSpawned
 
 JOBS = Path(__file__).parent / "jobs"
 
@@ -148,6 +148,21 @@ def test_killing_the_launcher_takes_the_ranks_along(job, no_python):
     while not all(gone(p) for p in pids) and time.monotonic() < end:
         time.sleep(0.01)
     assert all(gone(p) for p in pids)
+
+
+def test_ranks_whose_launcher_is_dead_before_they_are_up_never_reach_the_script(job, living):
+    """The kernel's tie to the launcher comes too late for them: they see for themselves that it is gone, and end."""
+    slow = {"PYTHON_EXEC": str(JOBS / "late_python.sh"), "TEST_PYTHON": sys.executable}
+    j = job("--nproc-per-node", 2, "plain.py", "wait", env=slow)
+    j.until(lambda: len(j.events(WorkersSpawned)) == 1)
+    j.proc.kill()
+    j.proc.wait()
+    (j.where / "go").touch()
+    end = time.monotonic() + 10
+    while (left := living()) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not left
+    assert not j.marks("up.r*")
 
 
 @pytest.mark.parametrize("kind", ["c10d", "static first", "static second"])

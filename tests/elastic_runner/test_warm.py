@@ -5,7 +5,10 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from goodrun.elastic_runner.events import FirstStep, WorkersSpawned
+from goodrun.elastic_runner.nursery import why_cold
 
 
 def standbys(job):
@@ -63,6 +66,20 @@ def test_a_script_that_sets_what_torch_reads_at_import_is_started_cold(job, tmp_
     (line,) = [line for line in j.err.splitlines() if "cold" in line]
     assert "OMP_NUM_THREADS" in line
     assert "sets.py" in line
+
+
+@pytest.mark.parametrize(
+    ("beside", "cold"), [("random.py", True), ("torch", True), ("test", False), ("__main__.py", False), ("model.py", False)]
+)
+def test_only_a_module_that_torch_would_import_stands_in_front(tmp_path, beside, cold):
+    """A file beside the script makes it start cold if torch's own imports would have found it first, and not otherwise."""
+    (tmp_path / "train.py").write_text("import torch\n")
+    if beside.endswith(".py"):
+        (tmp_path / beside).touch()
+    else:
+        (tmp_path / beside).mkdir()
+        (tmp_path / beside / "__init__.py").touch()
+    assert bool(why_cold(str(tmp_path / "train.py"), is_python=True, env={})) is cold
 
 
 def test_warm_start_can_be_turned_off(job):
