@@ -147,6 +147,8 @@ def start_processes_for(supervisor: Supervisor) -> Any:
             rank_env.update(env)
         context = WorkerContext(spawn=spawn, **kwargs)
         try:
+            with supervisor.signals.waiting("the ranks' imports"):
+                context.warm_up()
             context.start()
         except BaseException:
             context.end()

@@ -6,6 +6,7 @@ imports them.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import importlib.abc
@@ -14,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -24,8 +26,13 @@ from .. import progress
 from ..progress import Mark, Page, Phase
 
 STACK_FILE_VARIABLE = "GOODRUN_STACK_FILE"
+MODULES_FILE_VARIABLE = "GOODRUN_MODULES_FILE"
+"""Where rank 0 lists, after its first step, what the script has imported (`--preload auto`)."""
 STACK_SIGNAL = signal.SIGRTMAX - 3
 """Asks a worker for its Python stack. A real-time signal that neither glibc, Python nor the schedulers use."""
+
+
+_first_step: list[Callable[[], None]] = []
 
 
 def instrument() -> None:
@@ -38,6 +45,7 @@ def instrument() -> None:
         fd = os.open(stacks, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         faulthandler.register(STACK_SIGNAL, file=fd, all_threads=False)
     _arm_chaos(page)
+    _list_modules(os.environ.pop(MODULES_FILE_VARIABLE, ""))
     _report_exceptions()
     if "torch" in sys.modules:  # kept warm
         page.mark(Mark.TORCH)
@@ -46,6 +54,25 @@ def instrument() -> None:
 def hook_imports() -> None:
     """Have torch's parts hooked as they are imported, by the script or before it."""
     sys.meta_path.insert(0, _HookFinder())
+
+
+def _list_modules(path: str) -> None:
+    """After the first step, write the names of the installed modules that the script has imported to `path`, one on a line."""
+    if not path or os.environ.get("RANK") != "0":
+        return
+    before = set(sys.modules)
+
+    def write() -> None:
+        _first_step.clear()
+        installed = tuple({sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib", "stdlib")})
+        new = [n for n, m in list(sys.modules.items()) if n not in before and (getattr(m, "__file__", None) or "").startswith(installed)]
+        with contextlib.suppress(OSError):  # it only serves the next start
+            part = f"{path}.{os.getpid()}"
+            with open(part, "w") as f:
+                f.write("\n".join(new))
+            os.replace(part, path)
+
+    _first_step.append(write)
 
 
 def _arm_chaos(page: Page) -> None:
@@ -129,6 +156,8 @@ def _hook_optimizer(module: Any) -> None:
         live = progress.page()
         if live is not None:
             live.optimizer_stepped()
+            for listener in tuple(_first_step):
+                listener()
 
     module.register_optimizer_step_post_hook(stepped)
 

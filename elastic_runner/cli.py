@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from .errors import GoodrunError, UsageError
+from .nursery import Nursery, foreseen
 from .signals import Interrupted, Signals
 
 if TYPE_CHECKING:
@@ -49,14 +50,17 @@ def launch(argv: Sequence[str]) -> int:
     """Run a job; returns its exit status: 0, 1 for a failed job, 2 for a command line that cannot work, 128+N when stopped by signal N."""
     signals = Signals()
     signals.install()
+    nursery = Nursery()
     try:
+        if guess := foreseen(argv, os.environ):
+            nursery.foresee(*guess)
         with signals.waiting("torch to be imported"):
             from . import seams
             from .options import parse
 
             seams.check()
             args, config = parse(argv)
-        return _launch(args, config, signals)
+        return _launch(args, config, signals, nursery)
     except GoodrunError as e:
         say(str(e))
         return 2
@@ -64,10 +68,11 @@ def launch(argv: Sequence[str]) -> int:
         say(f"stopped by {signal.Signals(e.signum).name}")
         return 128 + e.signum
     finally:
+        nursery.close()
         signals.restore()
 
 
-def _launch(args: Any, config: RunConfig, signals: Signals) -> int:
+def _launch(args: Any, config: RunConfig, signals: Signals, nursery: Nursery) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -76,12 +81,18 @@ def _launch(args: Any, config: RunConfig, signals: Signals) -> int:
 
     signals.raises = lambda signum: SignalException(f"stopped by {signal.Signals(signum).name}", signal.Signals(signum))
     run_dir, journal, fresh = _open_record(config)
-    supervisor = _supervisor(config, journal, signals)
+    supervisor = _supervisor(config, journal, signals, nursery)
     signals.on_forced = lambda signum: ending.stopped(supervisor, signum, signals.broke_off)
     if threads := choose_threads(len(config.slots.active), os.environ):
         say(threads)
+    if not config.warm_start:
+        nursery.close()
+    elif config.preload == "auto":
+        nursery.learns_from = run_dir / "modules.txt"
+    else:
+        nursery.preload = config.preload
     if config.cold_because:
-        say(f"restarts will be cold: {config.cold_because}; --warm-start=on overrules this")
+        say(f"starts will be cold: {config.cold_because}; --warm-start=on overrules this")
     if args.log_dir is None:
         args.log_dir = str(run_dir / "logs")
     status = 1
@@ -166,10 +177,18 @@ def _open_record(config: RunConfig) -> tuple[Path, Journal, bool]:
     return run_dir, journal, fresh
 
 
-def _supervisor(config: RunConfig, journal: Journal, signals: Signals) -> Supervisor:
+def _supervisor(config: RunConfig, journal: Journal, signals: Signals, nursery: Nursery) -> Supervisor:
     from .recorder import Recorder
     from .supervisor import STARTED_VARIABLE, Supervisor
 
     env = {STARTED_VARIABLE: str(time.time_ns()), "GOODRUN_RUN_DIR": str(journal.run_dir)}
     recorder = Recorder(journal, config.chaos, say)
-    return Supervisor(config=config, journal=journal, signals=signals, recorder=recorder, say=say, worker_env=env)
+    return Supervisor(
+        config=config,
+        journal=journal,
+        signals=signals,
+        recorder=recorder,
+        say=say,
+        worker_env=env,
+        nursery=nursery if config.warm_start else None,
+    )

@@ -35,6 +35,8 @@ class RunConfig:
     chaos_text: str = ""
     run_dir: Path | None = None
     warm_start: bool = False
+    preload: str = ""
+    """Modules to import once for all ranks, separated by commas, or "auto"."""
     cold_because: str = ""
     """Why `--warm-start auto` came to no."""
     hang_detection: bool = True
@@ -87,6 +89,12 @@ def build_parser() -> _Parser:
         choices=["auto", "on", "off"],
         default="auto",
         help="keep a process with torch imported for each rank, for quick restarts (auto: unless the script would notice)",
+    )
+    g.add_argument(
+        "--preload",
+        default="",
+        metavar="MODULES",
+        help="modules to import once for all ranks, besides torch, as in transformers,datasets; auto: what the first start has imported",
     )
     g.add_argument("--hang-detection", choices=["auto", "off"], default="auto", help="find ranks that hang (default: auto)")
     g.add_argument("--dry-run-detectors", action="store_true", help="only record what the hang detection would have done")
@@ -169,6 +177,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
         script_is_python=is_python,
         warm_start=args.warm_start != "off" and not cold_because and is_python,
         cold_because=cold_because if is_python else "",
+        preload=_preload(args),
         virtual_local_rank=bool(getattr(args, "virtual_local_rank", False)),
         max_nodes=max_nodes,
         local_addr=args.local_addr,
@@ -197,6 +206,15 @@ def _run_path_as_command(args: argparse.Namespace) -> None:
     code = "import sys; from torch.distributed.run import run_script_path; run_script_path(*sys.argv[1:])"
     args.training_script_args = ["-u", "-c", code, args.training_script, *args.training_script_args]
     args.training_script, args.run_path, args.no_python, args.module = sys.executable, False, True, False
+
+
+def _preload(args: argparse.Namespace) -> str:
+    names = [n.strip() for n in args.preload.split(",") if n.strip()]
+    if bad := [n for n in names if not all(part.isidentifier() for part in n.split("."))]:
+        raise UsageError(f"--preload {bad[0]!r} is no module's name; give names separated by commas, or auto")
+    if names and args.warm_start == "off":
+        raise UsageError("--preload has nothing to preload into with --warm-start off; leave one of them out")
+    return ",".join(names)
 
 
 def _grace(value: object) -> int | None:

@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+_PR_SET_CHILD_SUBREAPER = 36
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -81,6 +82,25 @@ def _pairs(path: str) -> dict[str, str]:
             return {k: v.strip() for k, _, v in (line.partition(":") for line in f)}
     except OSError:
         return {}
+
+
+class Adopted:
+    """A child that somebody else forked for us: what is used of subprocess.Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self) -> int:
+        """Reap it; returns its exit status, negative if a signal ended it."""
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
+def be_subreaper(on: bool) -> None:
+    """Whether orphans among this process's descendants become its children, instead of the system's."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
 
 
 def exit_code(pid: int) -> int | None:

@@ -12,7 +12,8 @@ from enum import Enum
 from ..fault_injection import due, remaining, to_env
 from ..progress import Progress
 from . import processes
-from .attempt import STARTED_AFTER_S, Attempt, Broken, Finished, Left, Signalled, signal_name
+from .attempt import Attempt, Broken, Finished, Left, Signalled, signal_name
+from .bootstrap import MODULES_FILE_VARIABLE
 from .events import AttemptStarted, Decided, WorkersSpawned
 from .hang import HangDetector
 from .journal import Journal
@@ -23,10 +24,11 @@ from .recorder import Recorder
 from .signals import PASSED_ON, Signals
 from .slots import visible_devices
 from .stopping import Stopper
-from .workers import Rank, Spawn, WorkerContext, instrumented
+from .workers import Rank, Spawn, WorkerContext
 
 STARTED_VARIABLE = "GOODRUN_RUN_STARTED"
 """When the run began, in nanoseconds of wall time: with the generation, what checkpoints are fenced by."""
+_TEND_AFTER_S = 5.0
 
 
 class Outcome(Enum):
@@ -67,8 +69,8 @@ class Supervisor:
     def __post_init__(self) -> None:
         self.slots = self.config.slots
         self.stopper = Stopper(journal=self.journal, signals=self.signals, say=self.say)
-        if self.config.warm_start:
-            self.nursery = Nursery(environment=lambda: instrumented(os.environ))
+        if self.nursery is not None:
+            self.nursery.say = self.recorder.notice
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
@@ -87,6 +89,8 @@ class Supervisor:
         if left:
             env["GOODRUN_CHAOS"] = to_env(left)
             env["GOODRUN_RUN_STARTED_MONO"] = repr(self.started_t)
+        if self.nursery is not None and self.nursery.learns_from is not None:
+            env[MODULES_FILE_VARIABLE] = str(self.nursery.learns_from)
         devices = visible_devices(self.slots.active, os.environ, _device_count())
         return Spawn(
             generation=self.generation,
@@ -96,7 +100,7 @@ class Supervisor:
             devices=devices,
             virtual_local_rank=self.config.virtual_local_rank,
             script_is_python=self.config.script_is_python,
-            nursery=None if devices else self.nursery,  # a warm process may have counted the devices already
+            nursery=self.nursery,
         )
 
     def workers_started(self, context: WorkerContext) -> None:
@@ -138,9 +142,10 @@ class Supervisor:
         return Outcome.HEALTHY
 
     def _tend_nursery(self, attempt: Attempt) -> None:
-        """Standbys are made beside the training, never beside a start: that would take the starting ranks' cores."""
-        if self.nursery is not None and (self.recorder.training or time.monotonic() - attempt.born_t > STARTED_AFTER_S):
-            self.nursery.tend([attempt.context.command(r.local) for r in attempt.ranks])
+        """Standbys are made beside the training, not beside a start: that would take the starting ranks' cores."""
+        quiet = self.recorder.training or time.monotonic() - attempt.born_t > _TEND_AFTER_S
+        if self.nursery is not None and quiet and (command := attempt.context.common_command()):
+            self.nursery.tend(command, len(attempt.ranks))
 
     def _only_watched(self, attempt: Attempt, broken: Broken) -> bool:
         """Detectors in dry run, and a rank that died of a signal we passed on: neither is a failure to act upon."""

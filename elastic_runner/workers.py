@@ -20,11 +20,9 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, S
 from .. import progress
 from . import processes
 from .bootstrap import STACK_FILE_VARIABLE, STACK_SIGNAL
-from .nursery import Nursery
+from .nursery import Nursery, instrumented
 
-_SITE = Path(__file__).parent / "worker_site"
 _TIED = Path(__file__).parent / "tied.py"
-_ROOT = Path(__file__).parent.parent
 
 
 @dataclass(kw_only=True)
@@ -34,7 +32,7 @@ class Rank:
     local: int
     rank: int
     slot: int
-    proc: subprocess.Popen[bytes]
+    proc: subprocess.Popen[bytes] | processes.Adopted
     pidfd: int
     page: progress.Page
     stack_file: Path
@@ -112,6 +110,11 @@ class WorkerContext(SubprocessContext):
         self.spawn = spawn
         self.ranks: list[Rank] = []
 
+    def warm_up(self) -> None:
+        """Have warm processes ready for `start`, each costing what it costs to wait for torch's imports once; see Nursery."""
+        if self.spawn.nursery is not None and (command := self.common_command()):
+            self.spawn.nursery.prepare(command, self.nprocs)
+
     def start(self) -> None:
         """Start the ranks and the tees. Signals are the supervisor's business: torch's own handlers are not installed."""
         self._start()
@@ -163,6 +166,11 @@ class WorkerContext(SubprocessContext):
 
             command = bind(command, gpu_index=local, numa_options=numa)
         return tuple(command)
+
+    def common_command(self) -> tuple[str, ...]:
+        """The words that start every rank; empty where they differ: ${local_rank} in the arguments, or a NUMA binding."""
+        commands = {self.command(local) for local in range(self.nprocs)}
+        return commands.pop() if len(commands) == 1 else ()
 
     @staticmethod
     def _log(files: ExitStack, path: str) -> IO[bytes] | None:
@@ -227,15 +235,6 @@ class WorkerContext(SubprocessContext):
             self.ask(death_sig)
             self.wait_ended(timeout)
             self.end()
-
-
-def instrumented(env: Mapping[str, str]) -> dict[str, str]:
-    """`env` with which a worker's interpreter first runs goodrun's sitecustomize; see there."""
-    before = env.get("PYTHONPATH")
-    more = {"PYTHONPATH": os.pathsep.join([str(_SITE), *([before] if before else [])])}
-    if before is not None:
-        more["GOODRUN_PYTHONPATH"] = "=" + before
-    return {**env, **more, "GOODRUN_PARENT": str(os.getpid()), "GOODRUN_ROOT": str(_ROOT)}
 
 
 def parse_stack(text: str) -> tuple[str, ...]:

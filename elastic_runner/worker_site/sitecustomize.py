@@ -49,7 +49,7 @@ def _instrument() -> None:
     tied.die_with_parent(int(parent))
     bootstrap.hook_imports()
     if standby.VARIABLE in os.environ:
-        standby.wait_for_go()
+        standby.serve(int(parent))
     bootstrap.instrument()
 
 
