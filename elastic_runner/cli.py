@@ -116,8 +116,9 @@ def _launch(args: Any, config: RunConfig, signals: Signals, nursery: Nursery) ->
 def _run(args: Any, config: RunConfig, supervisor: Supervisor, signals: Signals) -> None:
     from torch.distributed.run import run
 
-    from . import agent, seams
+    from . import agent, alone, seams
 
+    alone.instead_of_meeting(args, config.max_nodes)
     known = [s for s in config.stop_signals if hasattr(signal, s)]
     signals.install(tuple(int(getattr(signal, s)) for s in known))
     if "LOGLEVEL" not in os.environ:  # torch's agent announces what we say ourselves

@@ -7,11 +7,38 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..progress import Phase
 from . import processes
 from .attempt import Attempt, signal_name
 from .events import Stopped, Stopping
+from .hang import in_collective
 from .journal import Journal
+from .processes import Signs
 from .signals import PASSED_ON, Signals
+from .workers import Rank, WorkerContext
+
+_LOOK_S = 0.3
+
+
+class Stuck:
+    """Which ranks cannot even begin to obey: they stand in a collective, in C++, where Python runs no signal handler.
+
+    Told by two looks that show the same stack in a collective and no sign of work between them. A rank that saves is never one.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[tuple[str, ...], Signs]] = {}
+
+    def look(self, context: WorkerContext) -> list[Rank]:
+        """The ranks that stand as they stood at the look before."""
+        living = [r for r in context.ranks if not r.look() and r.page.read().phase is not Phase.SAVE]
+        signs = {r.rank: processes.signs(r.pid) for r in living}
+        stacks = context.stacks()
+        now = {r.rank: (stacks[r.rank], signs[r.rank]) for r in living if in_collective(stacks.get(r.rank, ()))}
+        stood = [r for r in living if r.rank in now and self._before.get(r.rank) == now[r.rank]]
+        # the signs are read anew: to write its stack was work
+        self._before = {r.rank: (stacks[r.rank], processes.signs(r.pid)) for r in living if r.rank in now}
+        return stood
 
 
 @dataclass(kw_only=True)
@@ -36,21 +63,32 @@ class Stopper:
                 if r.rank == hung:
                     processes.kill_session(r.pid)
             context.ask(signum)
-        self._wait(attempt, begin + grace_s)
-        killed = tuple(r.rank for r in attempt.ranks if not r.look())
+        stuck = self._wait(attempt, begin + grace_s, hopeless=why == "restart")
+        killed = (*stuck, *(r.rank for r in attempt.ranks if not r.look()))
         context.close(signal.SIGKILL, 0)
         self.journal.write(Stopped(seconds=round(time.monotonic() - begin, 6), killed=killed))
 
-    def _wait(self, attempt: Attempt, until_t: float) -> None:
-        context = attempt.context
-        while not context.wait_ended(max(until_t - time.monotonic(), 0), self.signals.fileno()):
+    def _wait(self, attempt: Attempt, until_t: float, *, hopeless: bool) -> list[int]:
+        """Wait for the ranks' end; returns whom it killed: with a peer dead (`hopeless`), what waits in a collective waits for ever."""
+        context, stuck, killed = attempt.context, Stuck(), list[int]()
+        while not context.wait_ended(_until(until_t, _LOOK_S if hopeless else None), self.signals.fileno()):
+            if hopeless:
+                for r in stuck.look(context):
+                    processes.kill_session(r.pid)
+                    killed.append(r.rank)
             signum = self.signals.take()
             if signum is not None and signum in self.signals.stops:
                 self.asked = self.asked or signum
                 if signum in (signal.SIGINT, signal.SIGQUIT):
                     self.say(f"{signal_name(signum)} while ranks are being stopped: killing them now")
-                    return
+                    break
             if signum is not None and signum in PASSED_ON:
                 context.ask(signum)
             if time.monotonic() >= until_t:
-                return
+                break
+        return killed
+
+
+def _until(end_t: float, at_most: float | None) -> float:
+    left = max(end_t - time.monotonic(), 0)
+    return left if at_most is None else min(left, at_most)

@@ -24,6 +24,15 @@ def test_a_sibling_that_ignores_sigterm_does_not_hold_up_the_restart(job):
     assert 0.9 < stopped.seconds < 5
 
 
+def test_ranks_that_stand_in_a_collective_are_not_waited_for(job):
+    """Python runs no handler there, so whatever the grace there is nothing to wait for: they are killed at once."""
+    j = job("--nproc-per-node", 3, "--shutdown-timeout", 50, "deadlock.py").ok()
+    (stopped,) = [e for e in j.events(Stopped) if e.killed]
+    assert stopped.killed == (0, 2)
+    assert stopped.seconds < 10
+    assert len(j.events(AttemptStarted)) == 2
+
+
 def test_helpers_of_a_dead_rank_do_not_survive_the_restart(job):
     """What a killed rank had started is gone before its successor starts, though it made a process group of its own."""
     j = job("--nproc-per-node", 2, "plain.py", "helper").ok()
