@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -46,8 +46,24 @@ def console() -> None:
     sys.exit(launch(argv))
 
 
-def launch(argv: Sequence[str]) -> int:
-    """Run a job; returns its exit status: 0, 1 for a failed job, 2 for a command line that cannot work, 128+N when stopped by signal N."""
+def main(args: Sequence[str] | None = None) -> None:
+    """Run a job as `torch.distributed.run.main` does: `args` is the command line, by default the process's own.
+
+    Raises ChildFailedError for a failed job, SignalException for one that a signal stopped, SystemExit for a command line that cannot work.
+    """
+    errors: list[BaseException] = []
+    status = launch(sys.argv[1:] if args is None else [str(a) for a in args], errors.append)
+    if errors:
+        raise errors[0]
+    if status:
+        raise SystemExit(status)
+
+
+def launch(argv: Sequence[str], on_error: Callable[[BaseException], object] = lambda error: None) -> int:
+    """Run a job; returns its exit status: 0, 1 for a failed job, 2 for a command line that cannot work, 128+N when stopped by signal N.
+
+    `on_error` is given torch's exception that ended the job, if there was one.
+    """
     signals = Signals()
     signals.install()
     nursery = Nursery()
@@ -60,7 +76,7 @@ def launch(argv: Sequence[str]) -> int:
 
             seams.check()
             args, config = parse(argv)
-        return _launch(args, config, signals, nursery)
+        return _launch(args, config, signals, nursery, on_error)
     except GoodrunError as e:
         say(str(e))
         return 2
@@ -72,9 +88,9 @@ def launch(argv: Sequence[str]) -> int:
         signals.restore()
 
 
-def _launch(args: Any, config: RunConfig, signals: Signals, nursery: Nursery) -> int:
+def _launch(args: Any, config: RunConfig, signals: Signals, nursery: Nursery, on_error: Callable[[BaseException], object]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
     from . import ending, runs
     from .options import choose_threads
@@ -97,14 +113,17 @@ def _launch(args: Any, config: RunConfig, signals: Signals, nursery: Nursery) ->
         args.log_dir = str(run_dir / "logs")
     status = 1
     try:
-        _run(args, config, supervisor, signals)
+        record(_run)(args, config, supervisor, signals)  # for a launcher that is itself somebody's worker
         status = ending.succeeded(supervisor)
     except ChildFailedError as e:
         status = ending.failed(supervisor, e)
+        on_error(e)
     except SignalException as e:
         status = ending.stopped(supervisor, int(e.sigval), signals.broke_off)
+        on_error(e)
     except Exception as e:  # the launcher's outermost boundary: torch's rendezvous has errors of many kinds, and each must end the record
         status = ending.broken_launch(supervisor, args, e)
+        on_error(e)
     finally:
         supervisor.close()
         journal.close()

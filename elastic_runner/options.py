@@ -160,8 +160,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     args.max_restarts = UNCAPPED if capped is None else capped
     slots = _slots(args, nproc)
     plan = _chaos(args.chaos, len(slots.active), slots, max_nodes)
-    own_grace = args.shutdown_timeout if args.shutdown_timeout is not None else os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
-    grace = _grace(own_grace)
+    own_grace = getattr(args, "shutdown_timeout", None)  # torch has it since 2.12
+    grace = _grace(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") if own_grace is None else own_grace)
     is_python = not args.no_python or bool(args.run_path)
     cold_because = why_cold(script, is_python=is_python and not args.run_path, env=os.environ) if args.warm_start == "auto" else ""
     config = RunConfig(

@@ -14,6 +14,10 @@ from typing import Any
 from .errors import SeamError
 
 
+_TAILS = "_tail_logs"
+_TAILS_BEFORE_2_10 = ("_stdout_tail", "_stderr_tail")
+
+
 def _names() -> list[tuple[object, str, tuple[str, ...]]]:
     """(owner, name, parameters that must exist) of every seam."""
     import torch.distributed.elastic.agent.server.local_elastic_agent as lea
@@ -49,7 +53,13 @@ def _attributes() -> list[tuple[type[Any], str]]:
     import torch.distributed.elastic.multiprocessing.api as mp_api
 
     agent = agent_api.SimpleElasticAgent
-    return [(agent, "_remaining_restarts"), (agent, "_worker_group"), (mp_api.PContext, "_tail_logs")]
+    return [(agent, "_remaining_restarts"), (agent, "_worker_group"), (mp_api.PContext, _TAILS)]
+
+
+def tails(context: Any) -> list[Any]:
+    """What copies the ranks' streams to the console (`--tee`), to be started with the ranks."""
+    listed = getattr(context, _TAILS, None)
+    return [getattr(context, name) for name in _TAILS_BEFORE_2_10] if listed is None else list(listed)
 
 
 def check() -> None:
@@ -70,7 +80,8 @@ def check() -> None:
         if missing:
             raise SeamError(f"{where} of torch {torch.__version__} no longer takes {missing[0]!r}; tested with torch 2.13.0")
     for cls, attribute in attributes:
-        if attribute not in cls.__init__.__code__.co_names:
+        sets = {*cls.__init__.__code__.co_names}
+        if attribute not in sets and not (attribute == _TAILS and sets.issuperset(_TAILS_BEFORE_2_10)):
             raise SeamError(f"{cls.__name__} of torch {torch.__version__} no longer has {attribute}; tested with torch 2.13.0")
 
 

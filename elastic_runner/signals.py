@@ -26,7 +26,7 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """The launcher's signal handling. Main thread only.
+    """The launcher's signal handling. In another thread than the main one, where Python has none, it does nothing.
 
     Outside `waiting`, signals queue up and make descriptor `fileno()` readable. Inside, a stop signal raises what `raises` makes of it;
     should the main thread be stuck in C++ (a store that waits for its nodes cannot be interrupted), the process is ended from a thread.
@@ -51,6 +51,8 @@ class Signals:
 
     def install(self, stops: tuple[int, ...] = STOPPING) -> None:
         """Take over the stop signals and those passed on. One that was ignored at the start (nohup) stays ignored."""
+        if threading.current_thread() is not threading.main_thread():
+            return
         for s in set(self.stops) - set(stops):  # no longer wanted
             signal.signal(s, self._before.pop(s))  # type: ignore[arg-type]
         self.stops = tuple(s for s in stops if signal.getsignal(s) is not signal.SIG_IGN)
@@ -69,7 +71,8 @@ class Signals:
         for s, handler in self._before.items():
             signal.signal(s, handler)  # type: ignore[arg-type]
         self._before.clear()
-        signal.set_wakeup_fd(self._wakeup_before if self._wakeup_before >= 0 else -1)
+        if self._thread is not None:
+            signal.set_wakeup_fd(self._wakeup_before if self._wakeup_before >= 0 else -1)
         self._c_theirs.close()
         self._ours.close()
         self._theirs.close()

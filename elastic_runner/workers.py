@@ -18,7 +18,7 @@ from typing import IO, Any
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, SubprocessContext
 
 from .. import progress
-from . import processes
+from . import processes, seams
 from .bootstrap import STACK_FILE_VARIABLE, STACK_SIGNAL
 from .nursery import Nursery, instrumented
 
@@ -118,7 +118,7 @@ class WorkerContext(SubprocessContext):
     def start(self) -> None:
         """Start the ranks and the tees. Signals are the supervisor's business: torch's own handlers are not installed."""
         self._start()
-        for tail in self._tail_logs:
+        for tail in seams.tails(self):
             tail.start()
 
     def _start(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -144,3 +145,23 @@ def job(tmp_path: Path, token: str) -> Iterator[Callable[..., Job]]:
     ours = [n for n in os.listdir(temporary) if not n.startswith("torchinductor_")]  # torch's own cache, made by its import
     assert not ours, f"left in the temporary folder: {ours}"
     shutil.rmtree(tmp_path / "state", ignore_errors=True)
+
+
+@pytest.fixture
+def both(job: Callable[..., Job], tmp_path: Path) -> Callable[..., tuple[Job, Job]]:
+    """The same command line under torchrun and under goodrun, started together; `{port}` in a word is a free port for each."""
+    rubbish = tmp_path / "torchruns"
+    rubbish.mkdir()
+
+    def start(*argv: object, env: dict[str, str] | None = None) -> tuple[Job, Job]:
+        theirs, ours = ([a.replace("{port}", str(_free_port())) if isinstance(a, str) else a for a in argv] for _ in range(2))
+        started = job(*theirs, launcher="torchrun", name="torchrun", env={**(env or {}), "TMPDIR": str(rubbish)})
+        return started, job(*ours, name="goodrun", env=env)
+
+    return start
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])

@@ -30,19 +30,6 @@ def seen(job, ranks=2):
     return [json.loads((job.ok().where / f"seen.r{r}").read_text()) for r in range(ranks)]
 
 
-@pytest.fixture
-def both(job, tmp_path):
-    """The same command line under torchrun and under goodrun, started together."""
-    rubbish = tmp_path / "torchruns"
-    rubbish.mkdir()
-
-    def start(*argv, env=None):
-        theirs = job(*argv, launcher="torchrun", name="torchrun", env={**(env or {}), "TMPDIR": str(rubbish)})
-        return theirs, job(*argv, name="goodrun", env=env)
-
-    return start
-
-
 def comparable(told, where):
     """What was told, without the name of the job's folder."""
     return json.loads(json.dumps(told).replace(str(where), "WHERE"))
