@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..progress import Progress
-from . import processes
+from . import memory, processes
 from .hang import HangDetector, Suspicion, culprit
 from .policy import Failure, Kind
 from .processes import Signs
@@ -95,6 +95,10 @@ class Attempt:
         self._detector = detector
         self._lost = lost
         self._whole_job = whole_job
+        self._group = memory.own_group()
+        self._oom_kills = memory.oom_kills(self._group)
+        self.hurt: set[int] = set()
+        """Ranks that chaos has hit from outside."""
         self._looked_t = 0.0
         self._said_left = False
         self._poll = select.poll()
@@ -133,6 +137,8 @@ class Attempt:
         if time.monotonic() - self._looked_t < LOOK_EVERY_S:
             return Tick()
         self._looked_t = time.monotonic()
+        for r in self.ranks:
+            r.held = memory.resident(r.pid) or r.held
         return self._look() or self._left() or Tick()
 
     def _death(self) -> Broken:
@@ -147,10 +153,26 @@ class Attempt:
             lost = self._lost(first, page)
             cause = f"rank {first.rank} lost its slot" if lost else f"rank {first.rank} killed by {signal_name(-code)}"
             kind = Kind.SLOT_LOST if lost else Kind.SIGNAL
+            if code == -signal.SIGKILL and not lost and first.rank not in self.hurt and not page.chaos_fired:
+                for_memory = memory.oom_kills(self._group) > self._oom_kills
+                cause += f" ({memory.verdict(first.held, memory.limit(self._group), for_memory)})"
         else:
             cause = f"rank {first.rank} {'raised ' + message.splitlines()[0] if message else f'exited with status {code}'}"
             kind = Kind.CONNECTION if _CONNECTION_LOST.search(message.partition("\n")[0]) else Kind.EXCEPTION
+            if kind is Kind.CONNECTION and (over := self._training_is_over()):
+                kind, cause = Kind.TEARDOWN, f"{over}, then {cause}"
         return Broken(failure=self._failure(first, page, kind, message), cause=cause, log=log, fault_t=first.ended_t, pid=first.pid)
+
+    def _training_is_over(self) -> str:
+        """That every rank has made as many steps as one that has ended with 0, in words; nothing if not so, or not known."""
+        pages = list(self.pages().values())
+        if not any(r.code == 0 for r in self.ranks) or not pages[0].steps_done or len({(p.step, p.steps_done) for p in pages}) > 1:
+            return ""
+        durable = max(p.durable_step for p in pages)
+        if not pages[0].numbered:
+            return f"training was over: every rank had made {pages[0].steps_done} steps"
+        saved = f"the checkpoint of step {durable} is complete" if durable >= 0 else "no checkpoint of goodrun's was made"
+        return f"training was over: every rank had made step {pages[0].step}; {saved}"
 
     def _failure(self, r: Rank, page: Progress, kind: Kind, message: str = "") -> Failure:
         now = time.monotonic()
@@ -193,13 +215,16 @@ class Attempt:
         rank, why = blamed
         r = next(r for r in self.ranks if r.rank == rank)
         page = pages[rank]
-        cause = f"rank {rank} hangs: {'; '.join(suspicion.evidence)}"
+        evidence = suspicion.evidence
+        if stream := processes.writes_to(r.pid):
+            evidence = (*evidence, f"blocked on output: nobody reads what it writes to {stream}")
+        cause = f"rank {rank} hangs: {'; '.join(evidence)}"
         return Broken(
             failure=self._failure(r, page, Kind.HANG),
             cause=cause,
             fault_t=page.t or time.monotonic(),
             pid=r.pid,
-            evidence=(*suspicion.evidence, *([why] if why else [])),
+            evidence=(*evidence, *([why] if why else [])),
             silent_s=suspicion.silent_s,
             stacks=stacks,
         )
@@ -212,11 +237,16 @@ class Attempt:
         if not self._said_left:
             self._said_left = True
             return Left(gone=tuple(r.rank for r in gone), waiting=tuple(r.rank for r in waiting))
-        if self._detector is not None and self._detector.calm_for(tuple(r.rank for r in waiting)) > self._detector.limits.left_s:
-            r = gone[0]
-            still = f"rank {waiting[0].rank} has shown no sign of work for {self._detector.limits.left_s:.0f} s"
-            cause = f"rank {r.rank} left with status 0; {still}"
-            return Broken(failure=self._failure(r, r.page.read(), Kind.LEFT), cause=cause, fault_t=r.ended_t, pid=r.pid)
+        if self._detector is None:
+            return None
+        over, limits = self._training_is_over(), self._detector.limits
+        limit_s = limits.teardown_s if over else limits.left_s
+        if self._detector.calm_for(tuple(r.rank for r in waiting)) > limit_s:
+            r = waiting[0] if over else gone[0]
+            still = f"rank {waiting[0].rank} has shown no sign of work for {limit_s:.0f} s"
+            cause = f"{over or f'rank {r.rank} left with status 0'}; {still}"
+            kind = Kind.TEARDOWN if over else Kind.LEFT
+            return Broken(failure=self._failure(r, r.page.read(), kind), cause=cause, fault_t=gone[0].ended_t, pid=r.pid)
         return None
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import secrets
+import select
 import shutil
 import signal
 import sys
@@ -27,10 +28,18 @@ if TYPE_CHECKING:
     from .supervisor import Supervisor
 
 
+_SAY_WITHIN_MS = 200
+_PIPE_TAKES = 4000
+"""Bytes that a pipe takes without blocking once it takes any (PIPE_BUF), with a little to spare."""
+
+
 def say(text: str) -> None:
     """One line to the person at the terminal."""
-    with suppress(OSError):  # nobody reads stderr any more; the record has it
-        print(f"goodrun: {text}", file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # nobody reads stderr any more, or slower than we speak; the record has it
+        poll = select.poll()
+        poll.register(sys.stderr, select.POLLOUT)
+        if poll.poll(_SAY_WITHIN_MS):
+            print(f"goodrun: {text}"[:_PIPE_TAKES], file=sys.stderr, flush=True)
 
 
 def console() -> None:
@@ -92,15 +101,17 @@ def _launch(args: Any, config: RunConfig, signals: Signals, nursery: Nursery, on
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
-    from . import ending, runs
-    from .options import choose_threads
+    from . import ending, runs, surroundings
 
     signals.raises = lambda signum: SignalException(f"stopped by {signal.Signals(signum).name}", signal.Signals(signum))
-    run_dir, journal, fresh = _open_record(config)
+    home, journal, fresh = _open_record(config)
+    run_dir = journal.run_dir
     supervisor = _supervisor(config, journal, signals, nursery)
     signals.on_forced = lambda signum: ending.stopped(supervisor, signum, signals.broke_off)
-    if threads := choose_threads(len(config.slots.active), os.environ):
-        say(threads)
+    threads = surroundings.choose_threads(len(config.slots.active), os.environ, len(os.sched_getaffinity(0)))
+    for line in (surroundings.other_environment(os.environ, sys.prefix, sys.executable), threads):
+        if line:
+            say(line)
     if not config.warm_start:
         nursery.close()
     elif config.preload == "auto":
@@ -128,7 +139,7 @@ def _launch(args: Any, config: RunConfig, signals: Signals, nursery: Nursery, on
         supervisor.close()
         journal.close()
     if status == 2 and fresh:  # it never was a run
-        runs.forget(runs.runs_home(os.environ), run_dir)
+        runs.forget(home, run_dir)
     return status
 
 
@@ -148,7 +159,7 @@ def _run(args: Any, config: RunConfig, supervisor: Supervisor, signals: Signals)
 
 
 def _open_record(config: RunConfig) -> tuple[Path, Journal, bool]:
-    """The run directory, its record with the first line, and whether the directory is new.
+    """Where runs live, the record with its first line, and whether its directory is new.
 
     Raises UsageError, leaving nothing, if that cannot be done.
     """
@@ -161,9 +172,12 @@ def _open_record(config: RunConfig) -> tuple[Path, Journal, bool]:
     try:
         home = runs.runs_home(os.environ)
     except RuntimeError as e:  # no home directory
-        if config.run_dir is None:
+        place = config.run_dir or config.log_dir
+        if place is None:
             raise UsageError("there is no home directory to keep the record in; name a folder with --run-dir") from e
-        home = config.run_dir / "runs"
+        home = place / "runs"
+    if config.run_dir is None and config.log_dir is not None and not runs.can_be_made(home):
+        home = config.log_dir / "runs"
     run_id = runs.new_run_id(datetime.now(), random.Random(secrets.randbits(64)))
     run_dir = (config.run_dir or home / run_id).absolute()
     fresh = not run_dir.exists()
@@ -194,7 +208,7 @@ def _open_record(config: RunConfig) -> tuple[Path, Journal, bool]:
         raise UsageError(f"cannot keep the record in {run_dir}: {e.strerror}; name another folder with --run-dir") from e
     if config.run_dir is not None:
         runs.remember(home, run_dir, run_id)
-    return run_dir, journal, fresh
+    return home, journal, fresh
 
 
 def _supervisor(config: RunConfig, journal: Journal, signals: Signals, nursery: Nursery) -> Supervisor:

@@ -8,6 +8,7 @@ from typing import Any
 from .attempt import signal_name
 from .events import RunEnded
 from .supervisor import Supervisor
+from .surroundings import why_shared_memory
 
 _SHOW_LINES = 12
 
@@ -33,6 +34,8 @@ def failed(sup: Supervisor, error: Exception) -> int:
         sup.say(f"what rank {broken.failure.rank} said last:")
         for line in lines:
             sup.say(f"  {line}")
+    if shm := why_shared_memory(f"{broken.cause}\n{broken.failure.message}\n" + "\n".join(_last_words("", broken.log))):
+        sup.say(shm)
     reason = sup.pending.reason if sup.pending is not None else ""
     more = f"; its log is {broken.log}" if broken.log else ""
     sup.say(f"FAILED: {broken.cause} ({broken.where}, pid {broken.pid}): {reason}{more}")

@@ -39,6 +39,8 @@ class Limits:
     """For a rank that works but never beats while all others are blocked behind it."""
     left_s: float = 300.0
     """For ranks that are all still after a peer has ended with 0."""
+    teardown_s: float = 60.0
+    """The same, if they had made as many steps as that peer: what is left is the tear-down."""
 
     def of(self, p: Progress, longest_step_s: float, known_start_s: float) -> float:
         """The limit for a rank whose page reads `p`."""

@@ -7,7 +7,7 @@ import importlib.machinery
 import os
 import shutil
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,6 +34,7 @@ class RunConfig:
     chaos: tuple[Fault, ...] = ()
     chaos_text: str = ""
     run_dir: Path | None = None
+    log_dir: Path | None = None
     warm_start: bool = False
     preload: str = ""
     """Modules to import once for all ranks, separated by commas, or "auto"."""
@@ -170,6 +171,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
         chaos=plan,
         chaos_text=args.chaos or "",
         run_dir=args.run_dir,
+        log_dir=Path(args.log_dir) if args.log_dir else None,
         hang_detection=args.hang_detection == "auto",
         dry_run_detectors=args.dry_run_detectors,
         shutdown_timeout_s=DEFAULT_SHUTDOWN_S if grace is None else grace,
@@ -191,14 +193,6 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     if args.run_path:
         _run_path_as_command(args)
     return args, config
-
-
-def choose_threads(nproc: int, env: MutableMapping[str, str]) -> str:
-    """Set OMP_NUM_THREADS as torchrun would, unless the user did; returns the line that says so, or nothing."""
-    if "OMP_NUM_THREADS" in env or nproc == 1:
-        return ""
-    env["OMP_NUM_THREADS"] = "1"
-    return f"OMP_NUM_THREADS is unset: 1 thread for each of the {nproc} ranks, as torchrun does"
 
 
 def _run_path_as_command(args: argparse.Namespace) -> None:

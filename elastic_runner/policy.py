@@ -14,6 +14,7 @@ class Kind(str, Enum):
     SIGNAL = "signal"  # something killed the process: the kernel, an operator, a crash in native code
     HANG = "hang"  # a detector named the rank
     LEFT = "left"  # the rank ended with 0 while its peers went on waiting for it
+    TEARDOWN = "tear-down"  # every rank had made its last step, one had ended with 0, and another could not finish
     SLOT_LOST = "slot-lost"  # the device slot is known to be gone
     CONNECTION = "connection"  # the rank lost its connection to a peer, and no peer on this node is dead: another node, or the network
     PEER = "peer"  # the membership changed: nobody is to blame
@@ -109,6 +110,8 @@ def decide(failures: Sequence[Failure], slots: Slots, budgets: Budgets, restarts
         return Action(do=Do.GIVE_UP, slots=slots, reason=f"--max-restarts {budgets.max_restarts} is used up")
     if newest.kind is Kind.PEER:
         return Action(do=Do.RESTART, slots=slots, reason="another node left or joined")
+    if newest.kind is Kind.TEARDOWN:
+        return Action(do=Do.GIVE_UP, slots=slots, reason="nothing is left to train, only the tear-down failed")
     if newest.kind is Kind.SLOT_LOST:
         return _leave_out(newest, slots, f"slot {newest.slot} is lost")
     if len(failures) >= budgets.unnumbered and newest.unnumbered:

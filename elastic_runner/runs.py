@@ -51,6 +51,13 @@ def runs_home(env: Mapping[str, str]) -> Path:
     return (Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state") / "goodrun" / "runs"
 
 
+def can_be_made(directory: Path) -> bool:
+    """Whether `directory` could be made and written to, as far as the nearest parent that exists can tell."""
+    while not directory.exists():
+        directory = directory.parent
+    return os.access(directory, os.W_OK | os.X_OK)
+
+
 def new_run_id(now: datetime, random: Random) -> str:
     """A fresh id; ids sort by the time at which their runs began, to the second."""
     return f"{now:%Y%m%d-%H%M%S}-{random.getrandbits(16):04x}"

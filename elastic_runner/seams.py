@@ -13,7 +13,6 @@ from typing import Any
 
 from .errors import SeamError
 
-
 _TAILS = "_tail_logs"
 _TAILS_BEFORE_2_10 = ("_stdout_tail", "_stderr_tail")
 

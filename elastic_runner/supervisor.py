@@ -195,6 +195,7 @@ class Supervisor:
             if target is not None:
                 if fault.kind == "slot-lost":
                     self.lost_slots.add(target.slot)
+                attempt.hurt.add(target.rank)
                 self.recorder.chaos_from_outside(fault, target.rank, target.slot)
                 processes.send(target.pid, signal.SIGSTOP if fault.kind == "hang" else signal.SIGKILL)
 

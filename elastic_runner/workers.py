@@ -39,6 +39,8 @@ class Rank:
     error_file: str
     stderr_file: str
     warm: bool = False
+    held: int = 0
+    """Bytes it held in memory when last looked at."""
     code: int | None = None
     """The exit status once it has ended; negative is a signal."""
     ended_t: float = 0.0

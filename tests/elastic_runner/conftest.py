@@ -25,12 +25,19 @@ JOBS = Path(__file__).parent / "jobs"
 class Job:
     """One `goodrun …` with its output in files."""
 
-    def __init__(self, where: Path, argv: list[str], env: dict[str, str], prefix: list[str], launcher: list[str]) -> None:
+    def __init__(self, where: Path, argv: list[str], env: dict[str, str], pass_fds: tuple[int, ...]) -> None:
         self.where, self.run_dir = where, where / "run"
         self._out, self._err = where / "stdout", where / "stderr"
         with open(self._out, "wb") as out, open(self._err, "wb") as err:
             self.proc = subprocess.Popen(
-                [*prefix, *launcher, *argv], env=env, cwd=where, stdout=out, stderr=err, stdin=subprocess.DEVNULL, start_new_session=True
+                argv,
+                env=env,
+                cwd=where,
+                stdout=out,
+                stderr=err,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=pass_fds,
             )
 
     @property
@@ -109,7 +116,12 @@ def job(tmp_path: Path, token: str) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
     def start(
-        *argv: object, env: dict[str, str] | None = None, prefix: tuple[str, ...] = (), launcher: str = "goodrun", name: str = "job"
+        *argv: object,
+        env: dict[str, str] | None = None,
+        prefix: tuple[str, ...] = (),
+        launcher: str = "goodrun",
+        name: str = "job",
+        pass_fds: tuple[int, ...] = (),
     ) -> Job:
         where = tmp_path / name
         where.mkdir(exist_ok=True)
@@ -127,7 +139,8 @@ def job(tmp_path: Path, token: str) -> Iterator[Callable[..., Job]]:
             "TEST_DIR": str(where),
             **(env or {}),
         }
-        started = Job(where, words, full, list(prefix), [sys.executable, *program[launcher]] if launcher in program else [launcher])
+        command = [sys.executable, *program[launcher]] if launcher in program else [launcher]
+        started = Job(where, [*prefix, *command, *words], full, pass_fds)
         jobs.append(started)
         return started
 

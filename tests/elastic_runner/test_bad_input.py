@@ -89,9 +89,7 @@ def tiny_disk(at):
         subprocess.run(["umount", str(at)], check=True)
 
 
-@pytest.mark.parametrize(
-    "free", [0, 100]
-)
+@pytest.mark.parametrize("free", [0, 100])
 def test_a_full_disk(job, tmp_path, free):
     """No room for the record's first line: refused before anything is started, and what little was written is taken away again."""
     with tiny_disk(tmp_path / "disk") as disk:

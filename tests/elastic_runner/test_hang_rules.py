@@ -328,7 +328,7 @@ def test_which_rank_is_named(suspects, pages, stacks, whole_job, rank, why):
 
 def test_a_still_rank_is_not_blamed_while_another_works_outside_collectives():
     """Rank 0 evaluates, rank 1 waits for it by looking at a file: nobody hangs."""
-    waits, works = ("File \"/job/train.py\", line 9 in wait",), ("File \"/job/train.py\", line 3 in evaluate",)
+    waits, works = ('File "/job/train.py", line 9 in wait',), ('File "/job/train.py", line 3 in evaluate',)
     pages = {0: page(), 1: page()}
     assert culprit((1,), pages, {0: works, 1: waits}, True) is None
 

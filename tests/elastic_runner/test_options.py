@@ -7,8 +7,9 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from goodrun.elastic_runner.errors import UsageError
-from goodrun.elastic_runner.options import UNCAPPED, build_parser, choose_threads, parse, split_at_script
+from goodrun.elastic_runner.options import UNCAPPED, build_parser, parse, split_at_script
 from goodrun.elastic_runner.slots import first_slots, visible_devices
+from goodrun.elastic_runner.surroundings import choose_threads
 
 
 @pytest.fixture(autouse=True)
@@ -337,13 +338,20 @@ def test_run_path_is_the_command_it_amounts_to():
 
 @pytest.mark.parametrize(
     ("env", "nproc", "value"),
-    [({}, 2, "1"), ({}, 1, None), ({"OMP_NUM_THREADS": "7"}, 2, "7"), ({"OMP_NUM_THREADS": ""}, 2, "")],
+    [
+        ({}, 2, "1"),
+        ({}, 1, None),
+        ({"OMP_NUM_THREADS": "7"}, 2, "7"),
+        ({"OMP_NUM_THREADS": ""}, 2, ""),
+        ({"SLURM_CPUS_PER_TASK": "4"}, 2, "1"),
+    ],
 )
 def test_threads_are_chosen_as_torchrun_chooses(env, nproc, value):
     """One thread each where there are several ranks and the user said nothing; the choice is told."""
-    said = choose_threads(nproc, env)
+    said = choose_threads(nproc, env, cores=8)
     assert env.get("OMP_NUM_THREADS") == value
     assert bool(said) is (value == "1")
+    assert ("SLURM_CPUS_PER_TASK" in said) is ("SLURM_CPUS_PER_TASK" in env)
 
 
 def test_chaos_is_checked_against_the_job():
