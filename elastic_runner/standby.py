@@ -17,6 +17,7 @@ import threading
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from .. import progress
 from .tied import die_with_parent
@@ -25,6 +26,7 @@ VARIABLE = "GOODRUN_TEMPLATE_FD"
 PRELOAD_VARIABLE = "GOODRUN_PRELOAD"
 PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "torch.utils.data", "torch.distributed.checkpoint")
 """torch._dynamo is what the first optimizer or DDP object imports behind the script's back: half of a start's seconds."""
+_MAKES_FOLDER = "torch.distributed.nn.jit.instantiator"
 MOST_AT_ONCE = 64
 """Standbys that one request may ask for; the kernel passes at most 253 descriptors in a message."""
 
@@ -77,7 +79,15 @@ def _import_all(more: list[str]) -> str:
         except Exception as e:  # the named module's own code runs here, and may raise anything
             if not name.startswith("?"):
                 return f"--preload {name} failed: {type(e).__name__}: {e}"
+    if folder := _folder_made_at_import():  # its standbys each make their own
+        sys.path.remove(folder.name)
+        folder.cleanup()
     return ""
+
+
+def _folder_made_at_import() -> Any:
+    """The temporary folder that older torch (2.6 does, 2.13 does not) makes, and puts on the path, when it is imported."""
+    return getattr(sys.modules.get(_MAKES_FOLDER), "_TEMP_DIR", None)
 
 
 def _unfit() -> str:
@@ -145,6 +155,8 @@ def _forget_the_template() -> None:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
+    if _folder_made_at_import():
+        importlib.reload(sys.modules[_MAKES_FOLDER])
     if "multiprocessing.process" in sys.modules:
         sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
     if hasattr(threading.main_thread(), "_set_native_id"):

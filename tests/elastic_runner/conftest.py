@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.nn.jit import instantiator
 
 from goodrun.elastic_runner import events
 from goodrun.elastic_runner.journal import read_events
@@ -155,7 +156,9 @@ def job(tmp_path: Path, token: str) -> Iterator[Callable[..., Job]]:
     assert not left, f"processes left behind: {left}"
     left_in_shm = {n for n in os.listdir("/dev/shm") if not n.startswith("sem.mp-")} - shm  # those are other programs' locks
     assert not left_in_shm, f"left in /dev/shm: {left_in_shm}"
-    ours = [n for n in os.listdir(temporary) if not n.startswith("torchinductor_")]  # torch's own cache, made by its import
+    # what torch makes when it is imported: a cache, and before 2.13 a folder
+    torchs = ("torchinductor_", "tmp") if hasattr(instantiator, "_TEMP_DIR") else ("torchinductor_",)
+    ours = [n for n in os.listdir(temporary) if not n.startswith(torchs)]
     assert not ours, f"left in the temporary folder: {ours}"
     shutil.rmtree(tmp_path / "state", ignore_errors=True)
 

@@ -38,6 +38,7 @@ def test_a_script_cannot_tell_a_warm_start_from_a_cold_one(job):
         for s in seen:  # what differs from run to run
             for variable in ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "GOODRUN_RUN_STARTED"):
                 s["environment"].pop(variable)
+            s["path"] = [p for p in s["path"] if not os.path.basename(p).startswith("tmp")]  # which older torch makes as it is imported
         assert seen[0] == seen[1]
     random = [(j.where / name).read_text() for j in (warm, cold) for name in j.marks("random.r*")]
     for one_kind in zip(*map(ast.literal_eval, random), strict=True):
