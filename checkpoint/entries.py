@@ -38,16 +38,22 @@ class Model:
     def __init__(self, module: nn.Module) -> None:
         """The module may be wrapped."""
         self._module = module
+        self._template: Tree = {}
 
     def capture(self) -> Tree:
         """Parameters and buffers, by name."""
         return get_model_state_dict(self._module)
 
-    template = capture
+    def template(self) -> Tree:
+        """The live tensors, to be read into."""
+        self._template = self.capture()
+        return self._template
 
-    def apply(self, tree: Tree) -> None:
+    def apply(self, tree: Tree, *, strict: bool = True) -> None:
         """Take them back; a missing or unknown name is an error."""
-        set_model_state_dict(self._module, tree)
+        template, self._template = self._template, {}
+        if not all(value is template.get(name) for name, value in tree.items()):  # else they have been read into place
+            set_model_state_dict(self._module, tree, options=StateDictOptions(strict=strict))
 
 
 class Optim:
@@ -71,7 +77,7 @@ class Optim:
         """What a capture will look like after the first step; a fresh optimizer is initialised, or its moments could not be loaded."""
         return get_optimizer_state_dict(self._module, self._optimizer)
 
-    def apply(self, tree: Tree) -> None:
+    def apply(self, tree: Tree, *, strict: bool = True) -> None:
         """Take them back."""
         set_optimizer_state_dict(self._module, self._optimizer, tree, options=_LENIENT)
 
@@ -89,7 +95,7 @@ class Plain:
 
     template = capture
 
-    def apply(self, tree: Tree) -> None:
+    def apply(self, tree: Tree, *, strict: bool = True) -> None:
         """Take it back."""
         self._owner.load_state_dict(tree)
 
