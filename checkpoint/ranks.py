@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 import torch.distributed as dist
 
 from .errors import CheckpointError
+from .wire import ADDRESS_VARIABLE
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ class Ranks:
 
 def node_name() -> tuple[str, ...]:
     """What tells this node from every other: the same for all processes that can reach one keeper."""
-    parts = [socket.gethostname()]
+    parts = [socket.gethostname(), os.environ.get(ADDRESS_VARIABLE, "")]
     with suppress(OSError):
         parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/net")]
     return tuple(parts)

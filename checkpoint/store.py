@@ -20,10 +20,7 @@ from .ranks import Ranks
 from .restoring import Loaded, Offer, Wanted, in_memory, read, settle, stored
 from .retention import Keep
 from .saving import WHEN_BUSY, Saver, capture
-from .wire import ADDRESS_VARIABLE
-
-RESTORE_VARIABLE = "GOODRUN_RESTORE_FROM"
-"""A step, or the path of a checkpoint, that a run begins from (`goodrun --restore-from`)."""
+from .wire import ADDRESS_VARIABLE, RESTORE_VARIABLE
 
 
 class Store:

@@ -15,6 +15,8 @@ _HEAD = struct.Struct("<III")  # bytes of JSON, raw bytes after it, descriptors 
 _MOST_FDS = 8
 ADDRESS_VARIABLE = "GOODRUN_KEEPER"
 """Where this node's keeper listens, if a launcher keeps one."""
+RESTORE_VARIABLE = "GOODRUN_RESTORE_FROM"
+"""A step, or the path of a checkpoint, that a run begins from (`goodrun --restore-from`)."""
 
 Message = dict[str, Any]
 
