@@ -18,6 +18,7 @@ from .wire import ADDRESS_VARIABLE, Gone, Line, Message, address_of, connect
 
 _PATIENCE_S = 15.0
 """How long a rank waits for a keeper to come up, or to come back."""
+_ASK_AGAIN_S = 3.0
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Link:
     decided: dict[int, bool] = field(default_factory=dict)
     _line: Line | None = None
     _known: bool = False
+    _asked: float = float("-inf")
 
     def __post_init__(self) -> None:
         """A child of this process must not keep the line open: the keeper takes its end for the rank's."""
@@ -60,19 +62,14 @@ class Link:
 
     def find(self) -> Line | None:
         """A fresh line to the keeper if there is one; none is started."""
-        line = connect(address_of(self.name))
-        if line is None and ADDRESS_VARIABLE in os.environ:
-            line = self._wait_for(lambda: None)  # the launcher starts it again
-        return line
+        return self._reach(_PATIENCE_S, lambda: None) if ADDRESS_VARIABLE in os.environ else connect(address_of(self.name))
 
-    def up(self) -> Line:
-        """The line, made if need be; waits for a keeper to come up. Raises CheckpointError if none does."""
+    def up(self, patience_s: float = _PATIENCE_S) -> Line:
+        """The line, made if need be; waits so long for a keeper to come up. Raises CheckpointError if none does."""
         if self._line is None:
-            start = self._start if ADDRESS_VARIABLE not in os.environ else (lambda: None)
-            line = connect(address_of(self.name)) or self._wait_for(start)
+            self._line = line = self._reach(patience_s, self._start if ADDRESS_VARIABLE not in os.environ else lambda: None)
             if line is None:
-                raise CheckpointError(f"rank {self.rank}: no keeper came up within {_PATIENCE_S:.0f} s to take the snapshots")
-            self._line = line
+                raise CheckpointError(f"rank {self.rank}: no keeper came up within {patience_s:.0f} s to take the snapshots")
             try:
                 line.send(self.greet())
                 if self._known:
@@ -83,17 +80,16 @@ class Link:
                 raise CheckpointError(f"rank {self.rank}: the keeper went away at once") from None
         return self._line
 
-    def _wait_for(self, start: Callable[[], None]) -> Line | None:
-        end, asked = time.monotonic() + _PATIENCE_S, 0.0
-        while time.monotonic() < end:
-            if time.monotonic() - asked > 3.0:  # a keeper that was just leaving holds the name for a moment
+    def _reach(self, patience_s: float, start: Callable[[], None]) -> Line | None:
+        end = time.monotonic() + patience_s
+        while (line := connect(address_of(self.name))) is None:
+            if time.monotonic() - self._asked > _ASK_AGAIN_S:  # a keeper that was just leaving holds the name for a moment
+                self._asked = time.monotonic()
                 start()
-                asked = time.monotonic()
-            line = connect(address_of(self.name))
-            if line is not None:
-                return line
+            if time.monotonic() >= end:
+                return None
             time.sleep(0.005)  # nothing announces that a process has begun to listen
-        return None
+        return line
 
     def _start(self) -> None:
         command = keeper_command(self.name)
@@ -111,15 +107,17 @@ class Link:
 
     def hear(self, timeout_s: float = 0.0) -> bool:
         """Take in one message if it comes within the time; whether one came. A keeper that is gone is found or started again."""
-        if self._line is None and (not self._known or timeout_s == 0.0):
+        if self._line is None and not self._known:
             return False
         try:
-            whole = self.up().receive(timeout_s)
+            whole = self.up(_PATIENCE_S if timeout_s else 0.0).receive(timeout_s)
         except Gone:
             self._drop()
-            if timeout_s > 0:
-                self.up()
             return False
+        except CheckpointError:
+            if timeout_s:
+                raise
+            return False  # a step does not wait for a keeper to come back; the next save does
         if whole is None:
             return False
         self._take(*whole)
@@ -137,11 +135,6 @@ class Link:
             self.slots[m["layout"]] = (fds, m["why"])
         elif op == "decided":
             self.decided[m["number"]] = m["take"]
-
-    @property
-    def broken(self) -> bool:
-        """Whether the keeper was there and is no longer."""
-        return self._known and self._line is None
 
     def _drop(self) -> None:
         if self._line is not None:

@@ -283,6 +283,8 @@ class Saver:
 
     def close(self) -> None:
         """Hang up, and give the slots back."""
+        if self.last is None or self.last.settled:
+            atexit.unregister(self._at_exit)
         self.link.close()
         for slot in self._slots:
             slot.release()
