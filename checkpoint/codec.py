@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum, auto
 from typing import Any, TypeAlias
 
@@ -49,15 +49,20 @@ class Encoder:
         if isinstance(value, Mapping):
             return self._mapping(value, path)
         if isinstance(value, list):
-            return [self.encode(v, *path, i) for i, v in enumerate(value)]
+            return self._items(value, path)
         if isinstance(value, (tuple, set, frozenset)):
             kind = "tuple" if isinstance(value, tuple) else "set"
-            return {_KIND: kind, "items": [self.encode(v, *path, i) for i, v in enumerate(value)]}
+            return {_KIND: kind, "items": self._items(value, path)}
         if isinstance(value, (bytes, bytearray)):
             return {_KIND: "bytes", "data": base64.b64encode(value).decode()}
         if isinstance(value, torch.dtype):
             return {_KIND: "dtype", "name": str(value).removeprefix("torch.")}
         raise _unsupported(value, path)
+
+    def _items(self, values: Collection[Any], path: Path) -> Json:
+        if all(type(v) is int for v in values):  # a random state is hundreds of these
+            return list(values)
+        return [self.encode(v, *path, i) for i, v in enumerate(values)]
 
     def _numpy(self, value: Any, path: Path) -> Json:
         if value.dtype.kind not in "biuf":

@@ -17,6 +17,7 @@ from .crc import combine
 from .errors import CheckpointError
 from .fence import Fence
 from .manifest import INDEX_FILE, MANIFEST_FILE, Manifest, shard_file, values_file
+from .memory import PAGE
 from .retention import Keep
 from .storage import Bytes, Disk
 
@@ -128,7 +129,7 @@ class Drain:
         shard, values = shard_file(part.rank), values_file(part.rank)
         self._fits(work, part.rank, max(len(part.shard), len(part.values)))
         sums = _Sums()
-        self._disk.write(work.path / shard, self._sealed(part, sums))
+        self._disk.write(work.path / shard, self._sealed(part, sums), direct=True)
         self._disk.write(work.path / values, [part.values])
         files = {shard: (len(part.shard), sums.whole), values: (len(part.values), zlib.crc32(part.values))}
         return files, tuple(sums.items)
@@ -147,6 +148,7 @@ class Drain:
                 end = min(block + _WINDOW, raw_at + length)
                 own = zlib.crc32(view[block:end], own)
                 if end - begin >= _WINDOW and end < raw_at + length:
+                    end -= end % PAGE
                     yield self._passing(view[begin:end])
                     begin = end
             for seal in seals:
@@ -155,8 +157,8 @@ class Drain:
             crc = combine(crc, own, length)
             at = raw_at + length
             if at - begin >= _WINDOW:
-                yield self._passing(view[begin:at])
-                begin = at
+                yield self._passing(view[begin : at - at % PAGE])
+                begin = at - at % PAGE
         crc = zlib.crc32(view[at:], crc)
         sums.whole = crc
         if len(view) > begin:

@@ -8,10 +8,10 @@ import resource
 import subprocess
 import sys
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from weakref import WeakMethod
 
 from .errors import CheckpointError
 from .wire import ADDRESS_VARIABLE, Gone, Line, Message, address_of, connect
@@ -36,9 +36,9 @@ class Link:
     """Messages to and from the keeper. Nothing here waits unless it says so."""
 
     directory: Path
-    greet: Callable[[], Message]
+    greet: WeakMethod[Callable[[], Message]]
     """Makes the `hello`."""
-    again: Callable[[Link], None]
+    again: WeakMethod[Callable[[Link], None]]
     """Tells a keeper that took another's place what that one knew."""
     rank: int = 0
     said: dict[int, Said] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Link:
 
     def __post_init__(self) -> None:
         """A child of this process must not keep the line open: the keeper takes its end for the rank's."""
-        close = weakref.WeakMethod(self.close)
+        close = WeakMethod(self.close)
         os.register_at_fork(after_in_child=lambda: (hang_up := close()) and hang_up())
 
     @property
@@ -67,13 +67,16 @@ class Link:
     def up(self, patience_s: float = _PATIENCE_S) -> Line:
         """The line, made if need be; waits so long for a keeper to come up. Raises CheckpointError if none does."""
         if self._line is None:
-            self._line = line = self._reach(patience_s, self._start if ADDRESS_VARIABLE not in os.environ else lambda: None)
+            line = self._reach(patience_s, self._start if ADDRESS_VARIABLE not in os.environ else lambda: None)
             if line is None:
                 raise CheckpointError(f"rank {self.rank}: no keeper came up within {patience_s:.0f} s to take the snapshots")
+            self._line = line
+            greet, again = self.greet(), self.again()
+            assert greet is not None and again is not None  # this line is its owner's, who calls
             try:
-                line.send(self.greet())
+                line.send(greet())
                 if self._known:
-                    self.again(self)
+                    again(self)
                 self._known = True
             except Gone:
                 self._line = None

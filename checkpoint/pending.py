@@ -4,55 +4,61 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from .errors import CheckpointError, CheckpointFenced
 from .link import Said
 
 
-class PendingSave:
-    """One save: `done`, `skipped`, `seen` (somebody knows how it ended), and `result()`, which waits and raises what went wrong."""
+@dataclass(eq=False)
+class Fate:
+    """What is known of one save. `said` is the last word on it, the keeper's or this rank's own."""
 
-    def __init__(self, step: int, number: int, listen: Callable[[float], None], *, skipped: bool = False) -> None:
-        """`listen` takes in what the keeper says, waiting for up to so many seconds."""
-        self.step, self.number, self.skipped = step, number, skipped
-        self._listen = listen
-        self._said: Said | None = Said() if skipped else None
-        self.seen = skipped
-        self.reported = False
-        """Whether a failure was printed for people to read; it still has to be seen."""
-
-    def ends(self, said: Said) -> None:
-        """The keeper (or this rank) has said the last word on it."""
-        self._said = said
-
-    @property
-    def done(self) -> bool:
-        """Whether the save has ended, well or not."""
-        if self._said is None:
-            self._listen(0.0)
-        return self._said is not None
-
-    @property
-    def settled(self) -> bool:
-        """Whether it went well, or somebody knows that it did not."""
-        return self.seen or (self._said is not None and not self._said.why)
-
-    @property
-    def path(self) -> str:
-        """The checkpoint, once it is durable; else nothing."""
-        return self._said.path if self._said is not None else ""
-
-    @property
-    def replaced(self) -> bool:
-        """Whether a newer snapshot took its place, as the script asked for."""
-        return self._said is not None and self._said.replaced
+    step: int
+    number: int
+    said: Said | None = None
+    seen: bool = False
+    """Whether somebody knows how it ended."""
+    reported: bool = False
+    """Whether a failure was printed for people to read; it still has to be seen."""
 
     @property
     def error(self) -> CheckpointError | None:
         """What went wrong, once it has."""
-        if self._said is None or not self._said.why:
+        if self.said is None or not self.said.why:
             return None
-        return (CheckpointFenced if self._said.fenced else CheckpointError)(self._said.why)
+        return (CheckpointFenced if self.said.fenced else CheckpointError)(self.said.why)
+
+    @property
+    def settled(self) -> bool:
+        """Whether it went well, or somebody knows that it did not."""
+        return self.seen or (self.said is not None and not self.said.why)
+
+
+class PendingSave:
+    """One save: `done`, `skipped`, `path`, and `result()`, which waits and raises what went wrong."""
+
+    def __init__(self, fate: Fate, listen: Callable[[float], None], *, skipped: bool = False) -> None:
+        """`listen` takes in what the keeper says, waiting for up to so many seconds."""
+        self.fate, self.skipped = fate, skipped
+        self._listen = listen
+
+    @property
+    def step(self) -> int:
+        """The step that was saved."""
+        return self.fate.step
+
+    @property
+    def done(self) -> bool:
+        """Whether the save has ended, well or not."""
+        if self.fate.said is None:
+            self._listen(0.0)
+        return self.fate.said is not None
+
+    @property
+    def path(self) -> str:
+        """The checkpoint, once it is durable; else nothing."""
+        return self.fate.said.path if self.fate.said is not None else ""
 
     def result(self, timeout: float | None = None) -> None:
         """Wait until the checkpoint is committed; raise CheckpointError if it was not (once seen, it is the caller's)."""
@@ -61,6 +67,6 @@ class PendingSave:
             if end is not None and time.monotonic() >= end:
                 raise TimeoutError(f"the save of step {self.step} is still being written after {timeout} s")
             self._listen(1.0 if end is None else min(1.0, max(end - time.monotonic(), 0.0)))
-        self.seen = True
-        if (error := self.error) is not None:
+        self.fate.seen = True
+        if (error := self.fate.error) is not None:
             raise error

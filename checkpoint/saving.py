@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 
@@ -21,7 +22,7 @@ from .fence import Token
 from .layout import Layout, make_layout, signature_of
 from .link import Link, Said, file_limit
 from .memory import SlotShape
-from .pending import PendingSave
+from .pending import Fate, PendingSave
 from .ranks import Ranks
 from .retention import Keep
 from .slots import Slot, fds_of
@@ -59,14 +60,14 @@ class Saver:
     def __init__(self, directory: Path, keep: Keep, ranks: Ranks, when_busy: str, token: Callable[[], Token]) -> None:
         """`token` makes the ranks agree on the attempt's token. Nothing is started yet."""
         self._keep, self._ranks, self._when_busy, self._token = keep, ranks, when_busy, token
-        self.link = Link(Path(os.path.abspath(directory)), self._hello, self._tell_again, ranks.rank)
+        self.link = Link(Path(os.path.abspath(directory)), WeakMethod(self._hello), WeakMethod(self._tell_again), ranks.rank)
         self._layout: Layout | None = None
         self._shape = SlotShape(0, 0)
         self._entries: tuple[str, ...] = ()
         self._slots: list[Slot] = []
         self._count = self._plans = 0
-        self._open: dict[int, PendingSave] = {}
-        self.last: PendingSave | None = None
+        self._open: dict[int, Fate] = {}
+        self.last: Fate | None = None
 
     # -- planning ------------------------------------------------------------------------------------------------------
 
@@ -122,39 +123,40 @@ class Saver:
         if self._layout is not None:
             self._send_layout(self._layout)
         for slot in self._slots:
-            if (pending := self._open.get(slot.number)) is not None:
-                line.send(self._given(pending, slot))
+            if (fate := self._open.get(slot.number)) is not None:
+                line.send(self._given(fate, slot))
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
     def save(self, step: int, state: Captured, *, when_busy: str | None = None) -> PendingSave:
         """Take a snapshot. Returns when the copy is done; what becomes of it the handle tells."""
         self._count += 1
-        self.last = pending = PendingSave(step, self._count, self.listen)
+        before, self.last = self.last, Fate(step, self._count)
+        fate, pending = self.last, PendingSave(self.last, self.listen)
         atexit.register(self._at_exit)
         try:
             self.prepare(state)
             if state.fault is not None:
-                self._open[pending.number] = pending
+                self._open[fate.number] = fate
                 why = f"step {step} was not saved to {self.link.directory}: rank {self._ranks.rank}: {state.fault}"
-                self.link.send({"op": "fault", "number": pending.number, "step": step, "why": why})
+                self.link.send({"op": "fault", "number": fate.number, "step": step, "why": why})
                 return pending
             self._await_slots()
-            if not self._may(pending, when_busy or self._when_busy):
-                self.last = PendingSave(step, pending.number, self.listen, skipped=True)
-                return self.last
+            if not self._may(fate, when_busy or self._when_busy):
+                self.last = before  # what the job ends with is decided by the last save that was taken
+                return PendingSave(Fate(step, fate.number, Said(), seen=True), self.listen, skipped=True)
             slot = self._free_slot()
-            self._open[pending.number] = pending
-            slot.fill(pending.number, state.tensors, state.values)
-            self.link.send(self._given(pending, slot))
+            self._open[fate.number] = fate
+            slot.fill(fate.number, state.tensors, state.values)
+            self.link.send(self._given(fate, slot))
         except CheckpointError as e:
-            self._open.pop(pending.number, None)
-            pending.ends(Said(why=f"step {step} was not saved to {self.link.directory}: {e}"))
+            self._open.pop(fate.number, None)
+            fate.said = Said(why=f"step {step} was not saved to {self.link.directory}: {e}")
         return pending
 
-    def _given(self, pending: PendingSave, slot: Slot) -> Message:
+    def _given(self, fate: Fate, slot: Slot) -> Message:
         assert self._layout is not None
-        message: dict[str, Any] = {"op": "given", "number": pending.number, "step": pending.step, "layout": self._layout.name}
+        message: dict[str, Any] = {"op": "given", "number": fate.number, "step": fate.step, "layout": self._layout.name}
         return message | {"slot": self._slots.index(slot), "values": slot.values}
 
     def _await_slots(self) -> None:
@@ -184,19 +186,19 @@ class Saver:
                     del self.link.slots[self._layout.name]
                     self._slots = [Slot(fd, self._shape, self._layout) for fd in fds]
 
-    def _may(self, pending: PendingSave, how: str) -> bool:
+    def _may(self, fate: Fate, how: str) -> bool:
         """Whether this snapshot is to be taken where slots may be busy; one decision for all ranks."""
         if how == "wait":
             return True
         if self._ranks.size == len(self._ranks.local):
-            return self._ask(pending, how)
-        return self._ranks.from_first(lambda: self._ask(pending, how))  # each node has a keeper of its own: rank 0's decides
+            return self._ask(fate, how)
+        return self._ranks.from_first(lambda: self._ask(fate, how))  # each node has a keeper of its own: rank 0's decides
 
-    def _ask(self, pending: PendingSave, how: str) -> bool:
-        self.link.send({"op": "may", "number": pending.number, "how": how, "slots": len(self._slots)})
-        while pending.number not in self.link.decided:
+    def _ask(self, fate: Fate, how: str) -> bool:
+        self.link.send({"op": "may", "number": fate.number, "how": how, "slots": len(self._slots)})
+        while fate.number not in self.link.decided:
             self.listen(1.0)
-        return self.link.decided.pop(pending.number)
+        return self.link.decided.pop(fate.number)
 
     def _free_slot(self) -> Slot:
         self.listen(0.0)
@@ -214,13 +216,13 @@ class Saver:
             timeout_s = 0.0
         page = progress.page()
         for number in list(self.link.said):
-            said, pending = self.link.said.pop(number), self._open.pop(number, None)
-            if pending is not None:
-                pending.ends(said)
+            said, fate = self.link.said.pop(number), self._open.pop(number, None)
+            if fate is not None:
+                fate.said = said
                 if said.path and page is not None:
-                    page.durable(pending.step)
-                if pending is not self.last and pending.error is not None and not pending.seen and not pending.replaced:
-                    self._report(pending)
+                    page.durable(fate.step)
+                if fate is not self.last and said.why and not fate.seen and not said.replaced:
+                    self._report(fate)
         if self.last is not None and self.last.settled:
             atexit.unregister(self._at_exit)
         for trouble in self.link.troubles:
@@ -228,10 +230,10 @@ class Saver:
                 print(f"goodrun: {trouble}", file=sys.stderr, flush=True)
         self.link.troubles = []
 
-    def _report(self, pending: PendingSave) -> None:
-        pending.seen = True
-        if self._ranks.rank == 0:
-            print(f"goodrun: {pending.error}; training goes on", file=sys.stderr, flush=True)
+    def _report(self, fate: Fate) -> None:
+        if self._ranks.rank == 0 and not fate.reported:
+            print(f"goodrun: {fate.error}; training goes on", file=sys.stderr, flush=True)
+        fate.reported = True
 
     def check(self) -> None:
         """Say what went wrong with saves that have ended; a failed save never ends the training, but being replaced does."""
@@ -241,10 +243,7 @@ class Saver:
             if isinstance(self.last.error, CheckpointFenced):
                 self.last.seen = True
                 raise self.last.error
-            if not self.last.reported:
-                self.last.reported = True
-                if self._ranks.rank == 0:
-                    print(f"goodrun: {self.last.error}; training goes on", file=sys.stderr, flush=True)
+            self._report(self.last)
 
     def wait(self) -> None:
         """Wait until nothing is being written; raise CheckpointError if the last save failed."""
@@ -257,7 +256,7 @@ class Saver:
                 steps = ", ".join(str(p.step) for p in self._open.values())
                 print(f"goodrun: waiting for step {steps} to be written ({time.monotonic() - begin:.0f} s)", file=sys.stderr, flush=True)
         if self.last is not None and not self.last.seen:
-            self.last.result()
+            PendingSave(self.last, self.listen).result()
 
     def _hurry(self) -> None:
         if self._open:
@@ -270,7 +269,7 @@ class Saver:
             return
         try:
             self._hurry()
-            last.result(_EXIT_LIMIT_S)
+            PendingSave(last, self.listen).result(_EXIT_LIMIT_S)
             return
         except TimeoutError:
             why = f"the save of step {last.step} was still not written {_EXIT_LIMIT_S:.0f} s after the script's end"

@@ -91,7 +91,8 @@ class Slot:
 
     def release(self) -> None:
         """Let go of it; the keeper may still hold it."""
-        self._ready.join()
+        if threading.current_thread() is not self._ready:
+            self._ready.join()
         self._copies = []
         self._memory.close()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -10,6 +12,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Bytes = bytes | bytearray | memoryview
+_BLOCK = 4096
+_DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class Disk:
@@ -29,14 +33,32 @@ class Disk:
             self.call("mkdir", path, path.mkdir)
         self.sync_directory(path.parent)
 
-    def write(self, path: Path, parts: Iterable[Bytes]) -> None:
-        """Write a file front to back, without seeks, and make its content durable."""
-        fd = self.call("open", path, lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
+    def write(self, path: Path, parts: Iterable[Bytes], *, direct: bool = False) -> None:
+        """Write a file front to back, without seeks, and make its content durable.
+
+        `direct` goes around the page cache where the file system can: a third of the processor time, which training has better use for.
+        The parts must then begin at page boundaries in memory, and all but the last end there.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        try:
+            fd = self.call("open", path, lambda: os.open(path, flags | (_DIRECT if direct else 0), 0o644))
+        except OSError as e:
+            if not direct or e.errno != errno.EINVAL:
+                raise
+            direct, fd = False, self.call("open", path, lambda: os.open(path, flags, 0o644))
         try:
             for part in parts:
                 view = memoryview(part).cast("B") if len(part) else memoryview(b"")
                 while len(view):
-                    view = view[self.call("write", path, lambda v=view: os.write(fd, v)) :]  # type: ignore[misc]
+                    if direct and len(view) < _BLOCK:
+                        direct = _buffered(fd)
+                    some = view[: len(view) // _BLOCK * _BLOCK] if direct else view
+                    try:
+                        view = view[self.call("write", path, lambda v=some: os.write(fd, v)) :]  # type: ignore[misc]
+                    except OSError as e:
+                        if not direct or e.errno != errno.EINVAL:
+                            raise
+                        direct = _buffered(fd)
             self.call("fsync", path, lambda: os.fsync(fd))
         finally:
             os.close(fd)
@@ -73,3 +95,9 @@ class Disk:
             else:
                 self.call("unlink", entry, entry.unlink)
         self.call("rmdir", path, path.rmdir)
+
+
+def _buffered(fd: int) -> bool:
+    """From here on by way of the page cache; False, as what is written is no longer direct."""
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~_DIRECT)
+    return False
