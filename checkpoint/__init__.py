@@ -1,10 +1,17 @@
 """Saving and restoring of training state at any world size, and the data order that survives a change of it."""
 
-from .checkpointer import Checkpointer
-from .dicts import DictCheckpoints
-from .errors import CheckpointDamaged, CheckpointError, CheckpointFenced, CheckpointMismatch, NotACheckpointDirectory
-from .pending import PendingSave
-from .sampler import ElasticSampler
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .checkpointer import Checkpointer
+    from .dicts import DictCheckpoints
+    from .errors import CheckpointDamaged, CheckpointError, CheckpointFenced, CheckpointMismatch, NotACheckpointDirectory
+    from .pending import PendingSave
+    from .retention import Keep
+    from .sampler import ElasticSampler
 
 __all__ = [
     "CheckpointDamaged",
@@ -14,6 +21,22 @@ __all__ = [
     "Checkpointer",
     "DictCheckpoints",
     "ElasticSampler",
+    "Keep",
     "NotACheckpointDirectory",
     "PendingSave",
 ]
+
+# Imported when they are asked for: the keeper and the command line live without torch.
+_HOME = {
+    "Checkpointer": "checkpointer",
+    "DictCheckpoints": "dicts",
+    "ElasticSampler": "sampler",
+    "Keep": "retention",
+    "PendingSave": "pending",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOME.get(name, 'errors')}", __name__), name)

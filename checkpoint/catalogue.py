@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-import secrets
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import CheckpointDamaged, NotACheckpointDirectory
-from .manifest import MANIFEST_FILE, Manifest, read_manifest, sync_directory
+from .fence import Token
+from .manifest import MANIFEST_FILE, Manifest, read_manifest
+from .retention import Dated, Keep, superfluous
+from .storage import Disk
 
 _NAME = re.compile(r"step-(\d{10,})\.g(\d+)-([0-9a-f]{6})")
 
@@ -48,42 +50,51 @@ def check_directory(directory: Path) -> None:
             )
 
 
-def fresh_name(step: int, generation: int) -> str:
-    """A name that was never used: no save ever writes into the directory of another."""
-    return f"step-{step:010d}.g{generation}-{secrets.token_hex(3)}"
+def fresh_name(step: int, token: Token, number: int) -> str:
+    """A name that was never used, the same on all nodes: no save ever writes into the directory of another."""
+    unique = hashlib.sha256(f"{token.started}.{token.generation}.{number}".encode()).hexdigest()[:6]
+    return f"step-{step:010d}.g{token.generation}-{unique}"
 
 
 def found_in(directory: Path) -> list[Found]:
     """Everything here that bears the name of a checkpoint, newest first. Files are not verified yet."""
-    found = []
-    for path in directory.iterdir() if directory.is_dir() else ():
-        if (match := _NAME.fullmatch(path.name)) is None or not path.is_dir():
-            continue
-        step = int(match[1])
-        try:
-            manifest = read_manifest(path)
-            if manifest.step != step:
-                raise CheckpointDamaged(f"its manifest is that of step {manifest.step}")
-            found.append(Found(path, step, manifest, None))
-        except CheckpointDamaged as e:
-            found.append(Found(path, step, None, str(e)))
+    paths = directory.iterdir() if directory.is_dir() else ()
+    found = [found_at(path) for path in paths if _NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=lambda f: f.age, reverse=True)
 
 
-def remove(checkpoint: Path) -> None:
+def found_at(path: Path) -> Found:
+    """The checkpoint at this path, whatever its name; without a manifest if there is none that counts."""
+    match = _NAME.fullmatch(path.name)
+    step = int(match[1]) if match else 0
+    try:
+        manifest = read_manifest(path)
+        if match is not None and manifest.step != step:
+            raise CheckpointDamaged(f"its manifest is that of step {manifest.step}")
+        return Found(path, manifest.step, manifest, None)
+    except CheckpointDamaged as e:
+        return Found(path, step, None, str(e))
+
+
+def remove(checkpoint: Path, disk: Disk) -> None:
     """Delete a checkpoint, its commit mark first: one that is half deleted no longer counts as one."""
-    if (mark := checkpoint / MANIFEST_FILE).exists():
-        mark.unlink()
-        sync_directory(checkpoint)
-    shutil.rmtree(checkpoint)
+    disk.remove_tree(checkpoint, MANIFEST_FILE)
 
 
-def prune(directory: Path, keep: int, just_committed: Path) -> None:
-    """Delete what is not needed after a commit: leftovers that can no longer be committed, and all but the `keep` newest."""
+def prune(directory: Path, keep: Keep, just_committed: Path, disk: Disk, *, others_write: bool = False) -> list[Path]:
+    """Delete what is not needed after a commit and say what: leftovers that can no longer be committed, and what the rule lets go.
+
+    With `others_write`, a directory of a later step may be one that another node has begun, and stays.
+    """
     found = found_in(directory)
-    whole = [f.path for f in found if (f.path / MANIFEST_FILE).exists()]
-    for leftover in (f.path for f in found if f.path not in whole):
-        remove(leftover)
+    # One whose manifest is damaged may be all that is left of something: it goes with its age, as if it were whole.
+    marked = [f for f in found if f.manifest is not None or (f.path / MANIFEST_FILE).exists()]
+    step = next((f.step for f in found if f.path == just_committed), 0)
+    going = [f.path for f in found if f not in marked and not (others_write and f.step > step)]
+    dated = [Dated(f.path.name, f.step, f.manifest.committed if f.manifest else 0.0) for f in marked]
+    goes = set(superfluous(dated, keep))
     # The one just written stays even where a run that began anew left higher steps behind.
-    for old in (p for p in whole[keep:] if p != just_committed):
-        remove(old)
+    going += [f.path for f in marked if f.path.name in goes and f.path != just_committed]
+    for path in going:
+        remove(path, disk)
+    return going

@@ -14,10 +14,12 @@ import torch
 from .. import progress
 from . import rng
 from .codec import Encoder, Place, Tree
-from .entries import entries_of
+from .entries import Model, entries_of
 from .errors import CheckpointMismatch
 from .pending import PendingSave
-from .store import Loaded, Store
+from .restoring import Loaded, Wanted
+from .retention import Keep
+from .store import Store
 
 # No keyword argument can have this name, so no object of the script can collide with it.
 _RNG = "goodrun.rng"
@@ -36,11 +38,11 @@ class Checkpointer:
         for batch in loader: ...; step += 1; ck.step(step)
         ck.close()
 
-    All ranks construct and call it alike, after init_process_group (or without one: a single process). Saves are written in the
-    background; a failed one is raised by the next call, and makes the process exit with status 1 if there is none. Call `close()` before
-    `destroy_process_group()`. Random states are kept per rank and continue at the same world size; at another they are derived from
-    (seed, step, rank). Entries named in `per_rank` belong to a rank as well (a rank that did not exist then gets rank 0's); all others are
-    taken to be the same on every rank. Nothing in a checkpoint is ever run as code.
+    All ranks construct and call it alike, after init_process_group (or without one: a single process). A save costs one copy of the part
+    that this rank owns; a keeper, a process beside the ranks, writes it. A save that fails is said and never ends the training; if it is
+    the last one, `close()` raises it and the process exits with status 1. Random states are kept per rank and continue at the same world
+    size; at another they are derived from (seed, step, rank). Entries named in `per_rank` belong to a rank as well (a rank that did not
+    exist then gets rank 0's); all others are taken to be the same on every rank. Nothing in a checkpoint is ever run as code.
     """
 
     def __init__(
@@ -48,12 +50,17 @@ class Checkpointer:
         directory: str | os.PathLike[str],
         *,
         every: int = 100,
-        keep: int = 3,
+        keep: int | Keep = 3,
         seed: int = 0,
         per_rank: Collection[str] = (),
+        when_busy: str = "wait",
         **state: object,
     ) -> None:
-        """`every`: steps between saves; `keep`: checkpoints kept. Nothing is written yet; a directory that is not ours is refused."""
+        """`every`: steps between saves; `keep`: checkpoints kept, a number or a rule (`Keep`).
+
+        A save finds both slots busy where storage cannot keep up: `when_busy` is "wait", "skip" (this save) or "replace" (the one not begun
+        yet). Nothing is written yet; a directory that is not ours is refused.
+        """
         if every < 1:
             raise ValueError(f"every={every}: a checkpoint can be saved every 1, 2, 3 … steps")
         if unknown := set(per_rank) - set(state):
@@ -61,29 +68,38 @@ class Checkpointer:
         self._every, self._seed, self._per_rank = every, seed, frozenset(per_rank)
         self._entries = entries_of(state)
         self._consumers = [obj for obj in state.values() if isinstance(obj, _Consumer)]
-        self._store = Store(directory, keep=keep)
+        self._store = Store(directory, keep=keep, when_busy=when_busy)
+        self._prepared = False
 
-    def restore(self) -> int:
-        """Load the newest whole checkpoint into the objects and return its step; 0 if there is none."""
+    def restore(self, source: str | os.PathLike[str] | int | None = None, *, strict: bool = True, cast: bool = False) -> int:
+        """Load the newest whole checkpoint into the objects and return its step; 0 if there is none.
+
+        `source` names another one, by step or by path. Names that only one side has are an error, unless `strict` is False: then they are
+        listed and left alone. So is a tensor of another type, unless `cast` is True.
+        """
         begin = time.monotonic()
         page = progress.page()
         if page is not None:
             page.mark(progress.Mark.RESTORE_BEGIN)
+        exact = frozenset(name for name, entry in self._entries.items() if isinstance(entry, Model))
+        wanted = Wanted(self._templates, frozenset(self._entries), exact, frozenset({_RNG}), strict=strict, cast=cast)
         with progress.in_phase(progress.Phase.RESTORE):
-            loaded = self._store.load(self._templates, {*self._entries, _RNG})
+            loaded = self._store.load(wanted, source)
             if loaded is not None:
-                self._apply(loaded)
+                self._apply(loaded, strict=strict)
         if page is not None:
             if loaded is not None:
-                page.restored(loaded.manifest.step, str(loaded.path))
+                page.restored(loaded.step, str(loaded.path))
             page.mark(progress.Mark.RESTORE_END)
         if loaded is None:
             return 0
         if self._store.ranks.rank == 0:
-            sizes = f"saved at world size {loaded.manifest.world_size}, now {self._store.ranks.size}"
+            sizes = f"saved at world size {loaded.world_size}, now {self._store.ranks.size}"
+            where = "" if loaded.tier == "storage" else f", out of {loaded.tier}"
             took = f"{time.monotonic() - begin:.2f} s"
-            print(f"goodrun: restored step {loaded.manifest.step} from {loaded.path} ({sizes}) in {took}", file=sys.stderr, flush=True)
-        return loaded.manifest.step
+            print(f"goodrun: restored step {loaded.step} from {loaded.path} ({sizes}{where}) in {took}", file=sys.stderr, flush=True)
+            self._store.tell_skipped(loaded)
+        return loaded.step
 
     def step(self, n: int) -> None:
         """Say that step `n` is done: samplers among the state move on by one batch, and a checkpoint is saved when one is due."""
@@ -94,21 +110,28 @@ class Checkpointer:
         self._store.check()
         if n % self._every == 0:
             self.save(n)
+        elif not self._prepared:
+            # The first step has given the optimizer its state: the memory can be made ready beside the steps before the first save.
+            self._store.prepare(self._tree, self._place)
+        self._prepared = True
 
     def save(self, n: int) -> PendingSave:
-        """Save now, in the background, as step `n`."""
+        """Take a snapshot now, as step `n`; it becomes durable in the background."""
         with progress.in_phase(progress.Phase.SAVE):
-            tree: dict[str, Tree] = {name: entry.capture() for name, entry in self._entries.items()}
-            tree[_RNG] = rng.capture()
-            return self._store.save(n, tree, self._place)
+            return self._store.save(n, self._tree(), self._place)
+
+    def _tree(self) -> dict[str, Tree]:
+        tree: dict[str, Tree] = {name: entry.capture() for name, entry in self._entries.items()}
+        tree[_RNG] = rng.capture()
+        return tree
 
     def wait(self) -> None:
         """Wait until nothing is being written any more; raise CheckpointError if the last save failed."""
         self._store.wait()
 
     def close(self) -> None:
-        """The end of the script: the same as `wait`."""
-        self.wait()
+        """The end of the script: `wait`, and give the memory of the snapshots back."""
+        self._store.close()
 
     def __enter__(self) -> Checkpointer:
         """Nothing happens on the way in."""
@@ -129,17 +152,16 @@ class Checkpointer:
             encoder.encode(entry.template(), name)
         return encoder.shared
 
-    def _apply(self, loaded: Loaded) -> None:
-        missing = [name for name in self._entries if name not in loaded.tree]
-        if missing:
-            raise CheckpointMismatch(f"{loaded.path} does not hold {missing[0]!r} (it holds {', '.join(loaded.manifest.entries)})")
+    def _apply(self, loaded: Loaded, *, strict: bool) -> None:
         for name, entry in self._entries.items():
+            if name not in loaded.tree:
+                continue  # a restore that is not strict has said so
             try:
-                entry.apply(loaded.tree[name])
+                entry.apply(loaded.tree[name], strict=strict)
             except (RuntimeError, KeyError, ValueError) as e:
                 raise CheckpointMismatch(f"{name} in {loaded.path} does not fit this script's: {e}") from e
         # Last of all: whatever the objects did while loading must not have moved the generators.
-        if loaded.manifest.world_size == self._store.ranks.size:
+        if loaded.world_size == self._store.ranks.size and _RNG in loaded.tree:
             rng.put_back(loaded.tree[_RNG])
         else:
-            rng.derive(self._seed, loaded.manifest.step, self._store.ranks.rank)
+            rng.derive(self._seed, loaded.step, self._store.ranks.rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum, auto
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ from .errors import CheckpointError, CheckpointMismatch
 # A tree is what state_dict() returns: nested dicts, lists and tuples of tensors and values. Only torch knows its shape.
 Tree: TypeAlias = Any
 Json: TypeAlias = Any
+Path: TypeAlias = tuple[str | int, ...]
 
 _KIND = "$"
 
@@ -34,54 +35,63 @@ class Encoder:
         """`place` decides for each tensor, by its dotted name."""
         self._place = place
         self.shared: dict[str, torch.Tensor] = {}
+        self.paths: dict[str, tuple[str | int, ...]] = {}
+        """Where in the tree each shared tensor was, as torch's own format keeps it."""
 
-    def encode(self, value: Tree, name: str) -> Json:
-        """The JSON form of `value`, whose dotted name is `name`."""
+    def encode(self, value: Tree, *path: str | int) -> Json:
+        """The JSON form of `value`, which is to be found under `path`."""
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, path)
         if type(value).__module__ == "numpy":  # first: numpy's float64 is a float, too
-            return self._numpy(value, name)
+            return self._numpy(value, path)
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
-        if isinstance(value, torch.Tensor):
-            return self._tensor(value, name)
         if isinstance(value, Mapping):
-            return self._mapping(value, name)
+            return self._mapping(value, path)
         if isinstance(value, list):
-            return [self.encode(v, f"{name}.{i}") for i, v in enumerate(value)]
+            return self._items(value, path)
         if isinstance(value, (tuple, set, frozenset)):
             kind = "tuple" if isinstance(value, tuple) else "set"
-            return {_KIND: kind, "items": [self.encode(v, f"{name}.{i}") for i, v in enumerate(value)]}
+            return {_KIND: kind, "items": self._items(value, path)}
         if isinstance(value, (bytes, bytearray)):
             return {_KIND: "bytes", "data": base64.b64encode(value).decode()}
         if isinstance(value, torch.dtype):
             return {_KIND: "dtype", "name": str(value).removeprefix("torch.")}
-        raise _unsupported(value, name)
+        raise _unsupported(value, path)
 
-    def _numpy(self, value: Any, name: str) -> Json:
+    def _items(self, values: Collection[Any], path: Path) -> Json:
+        if all(type(v) is int for v in values):  # a random state is hundreds of these
+            return list(values)
+        return [self.encode(v, *path, i) for i, v in enumerate(values)]
+
+    def _numpy(self, value: Any, path: Path) -> Json:
         if value.dtype.kind not in "biuf":
-            raise _unsupported(value, name)
+            raise _unsupported(value, path)
         whole = value.reshape(1).copy() if value.ndim == 0 else value.copy(order="C")
         return {_KIND: "numpy", "scalar": value.ndim == 0, "tensor": _inline(torch.from_numpy(whole))}
 
-    def _tensor(self, value: torch.Tensor, name: str) -> Json:
+    def _tensor(self, value: torch.Tensor, path: Path) -> Json:
+        name = ".".join(map(str, path))
         place = self._place(name, value)
         if place is not Place.OWN:
             if name in self.shared:
                 raise CheckpointError(f"two tensors of the state have the name {name}: rename one")
-            self.shared[name] = value.detach()
+            self.shared[name] = value
+            self.paths[name] = path
         return {_KIND: "shared", "name": name} if place is Place.SHARED else _inline(value)
 
-    def _mapping(self, value: Mapping[Any, Any], name: str) -> Json:
-        items = [(k, self.encode(v, f"{name}.{k}" if name else str(k))) for k, v in value.items()]
+    def _mapping(self, value: Mapping[Any, Any], path: Path) -> Json:
+        items = [(k, self.encode(v, *path, k if isinstance(k, (str, int)) else str(k))) for k, v in value.items()]
         if isinstance(value, Counter):
-            return {_KIND: "counter", "items": [[self.encode(k, name), v] for k, v in items]}
+            return {_KIND: "counter", "items": [[self.encode(k, *path), v] for k, v in items]}
         if all(isinstance(k, str) and k != _KIND for k, _ in items):
             return dict(items)
-        return {_KIND: "dict", "items": [[self.encode(k, name), v] for k, v in items]}
+        return {_KIND: "dict", "items": [[self.encode(k, *path), v] for k, v in items]}
 
 
-def _unsupported(value: object, name: str) -> CheckpointError:
+def _unsupported(value: object, path: Path) -> CheckpointError:
     return CheckpointError(
-        f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint does not hold: "
+        f"{'.'.join(map(str, path))} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint does not hold: "
         "give tensors, arrays, numbers, strings, and dicts, lists and tuples of them"
     )
 

@@ -10,8 +10,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .codec import Encoder, Place, Tree
-from .errors import CheckpointMismatch
 from .pending import PendingSave
+from .restoring import Wanted
+from .retention import Keep
 from .store import Store
 
 # Up to this size a tensor on the CPU may be a rank's own (a random state, a cursor): it is kept per rank.
@@ -31,25 +32,35 @@ class DictCheckpoints:
     Large tensors are taken to be the same on all ranks (or DTensors) and are stored once.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, keep: int = 3) -> None:
+    def __init__(self, directory: str | os.PathLike[str], *, keep: int | Keep = 3, when_busy: str = "wait") -> None:
         """All ranks construct it; the directory is made at the first save."""
-        self._store = Store(directory, keep=keep)
+        self._store = Store(directory, keep=keep, when_busy=when_busy)
 
     def save(self, state: MutableMapping[str, Tree], step: int) -> PendingSave:
         """Copy `state` and write it in the background; `.result()` of what comes back waits."""
         return self._store.save(step, state, _place)
 
-    def load(self, state: MutableMapping[str, Tree]) -> int | None:
-        """Fill `state` from the newest whole checkpoint: tensors are copied into, values replaced. Its step, or None if there is none."""
-        loaded = self._store.load(lambda: _tensors(state), set(state))
+    def load(self, state: MutableMapping[str, Tree], *, source: str | int | None = None, strict: bool = True) -> int | None:
+        """Fill `state` from the newest whole checkpoint: tensors are copied into, values replaced. Its step, or None if there is none.
+
+        `source` names another one, by step or path. Where the two do not have the same names, `strict` makes it an error; without it what
+        is missing stays as it is, and one line says so.
+        """
+        loaded = self._store.load(Wanted(lambda: _tensors(state), frozenset(state), strict=strict), source)
         if loaded is None:
             return None
-        missing = [name for name in state if name not in loaded.tree]
-        if missing:
-            raise CheckpointMismatch(f"{loaded.path} does not hold {missing[0]!r}, which the state has")
-        for name in state:
+        self._store.tell_skipped(loaded)
+        for name in loaded.tree:
             state[name] = _fill(state[name], loaded.tree[name])
-        return loaded.manifest.step
+        return loaded.step
+
+    def wait(self) -> None:
+        """Wait until nothing is being written; raise CheckpointError if the last save failed."""
+        self._store.wait()
+
+    def close(self) -> None:
+        """Wait, and give the memory of the snapshots back."""
+        self._store.close()
 
 
 def _tensors(state: Mapping[str, Tree]) -> dict[str, torch.Tensor]:
@@ -62,7 +73,7 @@ def _tensors(state: Mapping[str, Tree]) -> dict[str, torch.Tensor]:
 def _fill(old: Any, new: Any) -> Any:
     if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
         with torch.no_grad():
-            return old.copy_(new)
+            return old if new is old else old.copy_(new)
     if isinstance(old, MutableMapping) and isinstance(new, dict):
         for key, value in new.items():
             old[key] = _fill(old[key], value) if key in old else value

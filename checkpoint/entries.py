@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from .codec import Tree
@@ -38,16 +39,27 @@ class Model:
     def __init__(self, module: nn.Module) -> None:
         """The module may be wrapped."""
         self._module = module
+        self._template: Tree = {}
+        self._bound: tuple[object, Tree] = (None, {})
 
     def capture(self) -> Tree:
-        """Parameters and buffers, by name."""
-        return get_model_state_dict(self._module)
+        """Parameters and buffers, by name; torch is asked only when they are not the ones it named last time."""
+        seen = _tensors_of(self._module)
+        if seen is None or seen != self._bound[0]:
+            tree = get_model_state_dict(self._module)
+            self._bound = (_tensors_of(self._module), tree)
+        return self._bound[1]
 
-    template = capture
+    def template(self) -> Tree:
+        """The live tensors, to be read into."""
+        self._template = self.capture()
+        return self._template
 
-    def apply(self, tree: Tree) -> None:
+    def apply(self, tree: Tree, *, strict: bool = True) -> None:
         """Take them back; a missing or unknown name is an error."""
-        set_model_state_dict(self._module, tree)
+        template, self._template = self._template, {}
+        if not all(value is template.get(name) for name, value in tree.items()):  # else they have been read into place
+            set_model_state_dict(self._module, tree, options=StateDictOptions(strict=strict))
 
 
 class Optim:
@@ -56,9 +68,26 @@ class Optim:
     def __init__(self, optimizer: Optimizer, module: nn.Module) -> None:
         """`module` owns the optimizer's parameters."""
         self._optimizer, self._module = optimizer, module
+        self._names: tuple[list[int], list[list[str]]] = ([], [])
 
     def capture(self) -> Tree:
-        """State and groups."""
+        """State and groups; torch is asked for the parameters' names only when they are not the ones it named last time."""
+        params = [id(p) for group in self._optimizer.param_groups for p in group["params"]]
+        if self._optimizer.state and params == self._names[0] and _plain(self._optimizer):
+            return self._named()
+        tree = self._asked()
+        self._names = (params, [list(group["params"]) for group in tree["param_groups"]])
+        return tree
+
+    def _named(self) -> Tree:
+        state: dict[str, Any] = {}
+        groups = []
+        for group, names in zip(self._optimizer.param_groups, self._names[1], strict=True):
+            state |= {n: self._optimizer.state[p] for n, p in zip(names, group["params"], strict=True) if p in self._optimizer.state}
+            groups.append({**group, "params": names})
+        return {"state": state, "param_groups": groups}
+
+    def _asked(self) -> dict[str, Any]:
         fresh = not self._optimizer.state
         tree: dict[str, Any] = dict(self.template())
         if fresh:
@@ -71,7 +100,7 @@ class Optim:
         """What a capture will look like after the first step; a fresh optimizer is initialised, or its moments could not be loaded."""
         return get_optimizer_state_dict(self._module, self._optimizer)
 
-    def apply(self, tree: Tree) -> None:
+    def apply(self, tree: Tree, *, strict: bool = True) -> None:
         """Take them back."""
         set_optimizer_state_dict(self._module, self._optimizer, tree, options=_LENIENT)
 
@@ -89,12 +118,32 @@ class Plain:
 
     template = capture
 
-    def apply(self, tree: Tree) -> None:
+    def apply(self, tree: Tree, *, strict: bool = True) -> None:
         """Take it back."""
         self._owner.load_state_dict(tree)
 
 
 Entry = Model | Optim | Plain
+
+
+def _tensors_of(module: nn.Module) -> tuple[object, ...] | None:
+    """What tells that a module still has the very tensors it had; None where its own code decides what its state is."""
+    found: list[object] = []
+    for m in module.modules():
+        hooks = [*m._state_dict_hooks.values(), *m._state_dict_pre_hooks.values()]
+        own = type(m).get_extra_state is not nn.Module.get_extra_state or type(m).state_dict is not nn.Module.state_dict
+        # FSDP2's own hook puts parameters back into shards; where they are not, they are other tensors than before.
+        if own or any(not getattr(hook, "__module__", "").startswith("torch.distributed.fsdp.") for hook in hooks):
+            return None
+        for t in (*m._parameters.values(), *m._buffers.values()):
+            if t is not None:
+                found += (id(t), (t._local_tensor if isinstance(t, DTensor) else t).data_ptr())
+    return tuple(found)
+
+
+def _plain(optimizer: Optimizer) -> bool:
+    hooked = optimizer._optimizer_state_dict_pre_hooks or optimizer._optimizer_state_dict_post_hooks
+    return not hooked and type(optimizer).state_dict is Optimizer.state_dict
 
 
 def entries_of(state: Mapping[str, object]) -> dict[str, Entry]:

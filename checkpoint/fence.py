@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .errors import CheckpointFenced
-from .manifest import write_durably
+from .storage import Disk
 
 FENCE_FILE = ".fence.json"
 
@@ -22,18 +22,24 @@ class Token(NamedTuple):
     generation: int
 
 
-class Fence:
-    """The mark on a directory that names its owner; only rank 0 uses it."""
+def own_token(environ: Mapping[str, str] = os.environ) -> tuple[Token, bool]:
+    """This attempt's token, and whether a launcher gave it; under plain torchrun it is made from the clock and the restart count."""
+    token = Token(
+        int(environ.get("GOODRUN_RUN_STARTED") or time.time_ns()),
+        int(environ.get("GOODRUN_GENERATION") or environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
+    )
+    return token, "GOODRUN_RUN_STARTED" in environ
 
-    def __init__(self, directory: Path, environ: Mapping[str, str] = os.environ) -> None:
-        """The token is goodrun's where it started this process; under plain torchrun it is made from the clock and the restart count."""
+
+class Fence:
+    """The mark on a directory that names its owner."""
+
+    def __init__(self, directory: Path, token: Token, *, given: bool = True, disk: Disk | None = None) -> None:
+        """Nothing is written yet."""
         self._file = directory / FENCE_FILE
-        self._given = "GOODRUN_RUN_STARTED" in environ
-        self.token = Token(
-            int(environ.get("GOODRUN_RUN_STARTED") or time.time_ns()),
-            int(environ.get("GOODRUN_GENERATION") or environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
-        )
-        self._claimed = False
+        self._given = given
+        self._disk = disk or Disk()
+        self.token = token
 
     def _owner(self) -> Token | None:
         try:
@@ -42,26 +48,30 @@ class Fence:
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None  # a fence nobody can read stops nobody
 
-    def claim(self) -> None:
-        """Take the directory, or raise CheckpointFenced where a newer attempt has it."""
-        if self._claimed:
-            self.check()
-            return
+    def claim(self) -> Token:
+        """Take the directory, if it is there yet, and return the token to go by; CheckpointFenced where a newer attempt has it."""
         owner = self._owner()
         if not self._given and owner is not None and owner >= self.token:
             # Under plain torchrun clocks of two hosts are all there is to go by; who claims later is the newer one.
             self.token = Token(owner.started + 1, self.token.generation)
-        self._claimed = True
-        self.check()
+        self._given = True
+        if self._file.parent.is_dir():  # nothing is written for a mere look at a directory that is not there yet
+            self.check()
+        return self.token
 
     def check(self) -> None:
         """Raise CheckpointFenced if a newer attempt has taken the directory; put our mark back if an older one overwrote it."""
         owner = self._owner()
         if owner is not None and owner > self.token:
-            raise CheckpointFenced(
-                f"{self._file.parent} belongs to a newer attempt of the job (attempt {owner.generation}, this is {self.token.generation}): "
-                f"this one was replaced and must end; if that attempt is gone for good, delete {self._file}"
-            )
+            raise CheckpointFenced(fenced(self._file.parent, owner, self.token))
         if owner != self.token:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            write_durably(self._file, json.dumps(self.token._asdict()).encode())
+            self._disk.make_directory(self._file.parent)
+            self._disk.replace(self._file, json.dumps(self.token._asdict()).encode())
+
+
+def fenced(directory: Path, owner: Token, mine: Token) -> str:
+    """The sentence for an attempt that was replaced."""
+    return (
+        f"{directory} belongs to a newer attempt of the job (attempt {owner.generation}, this is {mine.generation}): "
+        f"this one was replaced and must end; if that attempt is gone for good, delete {directory / FENCE_FILE}"
+    )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .errors import CheckpointDamaged
 
 MANIFEST_FILE = "manifest.json"
-FORMAT_VERSION = 1
+INDEX_FILE = "index.json"
+FORMAT_VERSION = 2
 _CHUNK = 4 << 20
 
 
@@ -28,6 +28,10 @@ class Manifest:
     torch: str
     entries: tuple[str, ...]
     files: Mapping[str, tuple[int, int]]
+    items: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The crc32 of the bytes of every tensor in a shard file, in the order of the index: what a reader checks while it reads."""
+    committed: float = 0.0
+    """Seconds of wall time."""
     version: int = FORMAT_VERSION
 
     def to_bytes(self) -> bytes:
@@ -46,7 +50,8 @@ def read_manifest(checkpoint: Path) -> Manifest:
         if body["version"] != FORMAT_VERSION:
             raise CheckpointDamaged(f"{MANIFEST_FILE} has version {body['version']}, this goodrun reads {FORMAT_VERSION}")
         files = {name: (int(size), int(crc)) for name, (size, crc) in body.pop("files").items()}
-        return Manifest(files=files, entries=tuple(body.pop("entries")), **body)
+        items = {name: tuple(map(int, crcs)) for name, crcs in body.pop("items").items()}
+        return Manifest(files=files, items=items, entries=tuple(body.pop("entries")), **body)
     except FileNotFoundError:
         raise CheckpointDamaged("it was never committed") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
@@ -65,38 +70,47 @@ def checksum(path: Path) -> tuple[int, int]:
 
 def first_fault(checkpoint: Path, files: Iterable[tuple[str, tuple[int, int]]]) -> str | None:
     """The first of these files that is not what was committed, in words; None if all are."""
-    for name, (size, crc) in files:
+    for name, expected in files:
         try:
             found = checksum(checkpoint / name)
         except FileNotFoundError:
             return f"{name} is missing"
         except OSError as e:
             return f"{name} cannot be read ({e})"
-        if found[0] != size:
-            return f"{name} has {found[0]} bytes instead of {size}"
-        if found[1] != crc:
-            return f"{name} does not match its checksum"
+        if (fault := difference(name, found, expected)) is not None:
+            return fault
     return None
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """Put a file in place whole or not at all, and make sure of it: write aside, fsync, rename, fsync the directory."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with aside.open("wb") as f:
-            f.write(content)
-            f.flush()
-            os.fsync(f.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
-    sync_directory(path.parent)
+def difference(name: str, found: tuple[int, int], expected: tuple[int, int]) -> str | None:
+    """How a file differs from what was committed, in words."""
+    if found[0] != expected[0]:
+        return f"{name} has {found[0]} bytes instead of {expected[0]}"
+    if found[1] != expected[1]:
+        return f"{name} does not match its checksum"
+    return None
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable; DCP syncs files only."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def checked_bytes(checkpoint: Path, name: str, manifest: Manifest) -> bytes:
+    """The content of a small file; CheckpointDamaged if it is not what was committed."""
+    if name not in manifest.files:
+        raise CheckpointDamaged(f"the manifest does not name {name}")
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        content = (checkpoint / name).read_bytes()
+    except FileNotFoundError:
+        raise CheckpointDamaged(f"{name} is missing") from None
+    except OSError as e:
+        raise CheckpointDamaged(f"{name} cannot be read ({e})") from None
+    if (fault := difference(name, (len(content), zlib.crc32(content)), manifest.files[name])) is not None:
+        raise CheckpointDamaged(fault)
+    return content
+
+
+def values_file(rank: int) -> str:
+    """The name of the file with what rank `rank` keeps for itself and all that is not a tensor."""
+    return f"values-{rank}.json"
+
+
+def shard_file(rank: int) -> str:
+    """The name of the file with the tensors, or parts of tensors, that rank `rank` wrote."""
+    return f"__{rank}_0.distcp"

@@ -1,71 +1,72 @@
-"""A save that runs in the background, and the promise that its failure is never lost."""
+"""The handle of one save, and what became of it."""
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
-import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from .errors import CheckpointError
+from .errors import CheckpointError, CheckpointFenced
+from .link import Said
 
-# A rank whose peer hangs (not dies) inside a save would otherwise never exit; the launcher usually ends it long before.
-_EXIT_LIMIT_S = 600.0
+
+@dataclass(eq=False)
+class Fate:
+    """What is known of one save. `said` is the last word on it, the keeper's or this rank's own."""
+
+    step: int
+    number: int
+    said: Said | None = None
+    seen: bool = False
+    """Whether somebody knows how it ended."""
+    reported: bool = False
+    """Whether a failure was printed for people to read; it still has to be seen."""
+
+    @property
+    def error(self) -> CheckpointError | None:
+        """What went wrong, once it has."""
+        if self.said is None or not self.said.why:
+            return None
+        return (CheckpointFenced if self.said.fenced else CheckpointError)(self.said.why)
+
+    @property
+    def settled(self) -> bool:
+        """Whether it went well, or somebody knows that it did not."""
+        return self.seen or (self.said is not None and not self.said.why)
 
 
 class PendingSave:
-    """The handle of one save: `done`, `seen` (somebody knows how it ended), and `result()`, which waits and raises what went wrong."""
+    """One save: `done`, `skipped`, `path`, and `result()`, which waits and raises what went wrong."""
 
-    def __init__(self, step: int, work: Callable[[], None]) -> None:
-        """Start `work` in a thread; a failure nobody looks at ends the process with status 1."""
-        self.step = step
-        self._work = work
-        self._error: CheckpointError | None = None
-        self.seen = False
-        # A daemon: a collective that waits for a dead peer must not keep the interpreter alive.
-        self._thread = threading.Thread(target=self._run, name=f"goodrun-save-{step}", daemon=True)
-        atexit.register(self._at_exit)
-        self._thread.start()
+    def __init__(self, fate: Fate, listen: Callable[[float], None], *, skipped: bool = False) -> None:
+        """`listen` takes in what the keeper says, waiting for up to so many seconds."""
+        self.fate, self.skipped = fate, skipped
+        self._listen = listen
 
-    def _run(self) -> None:
-        try:
-            self._work()
-        except CheckpointError as e:
-            self._error = e
-        except BaseException as e:  # the thread's border: kept for result(), where the loop sees it
-            self._error = CheckpointError(f"the save of step {self.step} failed: {type(e).__name__}: {e}")
-            self._error.__cause__ = e
-        else:
-            atexit.unregister(self._at_exit)
+    @property
+    def step(self) -> int:
+        """The step that was saved."""
+        return self.fate.step
 
     @property
     def done(self) -> bool:
         """Whether the save has ended, well or not."""
-        return not self._thread.is_alive()
+        if self.fate.said is None:
+            self._listen(0.0)
+        return self.fate.said is not None
+
+    @property
+    def path(self) -> str:
+        """The checkpoint, once it is durable; else nothing."""
+        return self.fate.said.path if self.fate.said is not None else ""
 
     def result(self, timeout: float | None = None) -> None:
         """Wait until the checkpoint is committed; raise CheckpointError if it was not (once seen, it is the caller's)."""
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            raise TimeoutError(f"the save of step {self.step} is still being written after {timeout} s")
-        self.seen = True
-        atexit.unregister(self._at_exit)
-        if self._error is not None:
-            raise self._error
-
-    def _at_exit(self) -> None:
-        if self.seen:
-            return
-        self._thread.join(_EXIT_LIMIT_S)
-        if self._thread.is_alive():
-            why = f"the save of step {self.step} was still not written {_EXIT_LIMIT_S:.0f} s after the script's end"
-        elif self._error is not None:
-            why = str(self._error)
-        else:
-            return
-        print(f"goodrun: {why}", file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # An exit handler cannot change the exit status any other way, and a job whose last checkpoint is missing must not report success.
-        os._exit(1)
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self.done:
+            if end is not None and time.monotonic() >= end:
+                raise TimeoutError(f"the save of step {self.step} is still being written after {timeout} s")
+            self._listen(1.0 if end is None else min(1.0, max(end - time.monotonic(), 0.0)))
+        self.fate.seen = True
+        if (error := self.fate.error) is not None:
+            raise error

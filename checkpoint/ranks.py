@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar, cast
 
 import torch.distributed as dist
 
 from .errors import CheckpointError
+from .wire import ADDRESS_VARIABLE
 
 T = TypeVar("T")
 
@@ -27,6 +32,9 @@ class Ranks:
             # On the training's own group a save in the background would dead-lock against a barrier of the script.
             self.group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=_PATIENCE))
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        here = node_name()
+        self.local: tuple[int, ...] = tuple(r for r, there in enumerate(self.gather(here)) if there == here)
+        """The ranks of this node, which share a keeper."""
 
     def check(self) -> None:
         """Raise if the process group came up only after this was made: the ranks would write over each other."""
@@ -65,3 +73,11 @@ class Ranks:
         if error is not None:
             raise error
         return cast(T, answer)
+
+
+def node_name() -> tuple[str, ...]:
+    """What tells this node from every other: the same for all processes that can reach one keeper."""
+    parts = [socket.gethostname(), os.environ.get(ADDRESS_VARIABLE, "")]
+    with suppress(OSError):
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/net")]
+    return tuple(parts)

@@ -2,162 +2,170 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
 
 from .. import progress
 from . import catalogue
-from .codec import Encoder, Place, Tree, decode, shared_names
-from .errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
-from .fence import Fence
-from .manifest import Manifest, first_fault
+from .codec import Place, Tree
+from .errors import CheckpointDamaged, CheckpointMismatch
+from .fence import Fence, Token, own_token
 from .pending import PendingSave
 from .ranks import Ranks
-from .reading import load_tensors
-from .writing import Snapshot, Writer, values_file
-
-Templates = Callable[[], Mapping[str, torch.Tensor]]
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A checkpoint as it was read: the tree of this rank, and where it came from."""
-
-    path: Path
-    manifest: Manifest
-    tree: dict[str, Tree]
+from .restoring import Loaded, Offer, Wanted, in_memory, read, settle, stored
+from .retention import Keep
+from .saving import WHEN_BUSY, Saver, capture
+from .wire import ADDRESS_VARIABLE, RESTORE_VARIABLE
 
 
 class Store:
     """One directory of checkpoints; construct, save and load on all ranks alike."""
 
-    def __init__(self, directory: str | os.PathLike[str], *, keep: int = 3) -> None:
+    def __init__(self, directory: str | os.PathLike[str], *, keep: int | Keep = 3, when_busy: str = "wait") -> None:
         """Check that the directory can be ours; it is made at the first save."""
-        if keep < 1:
-            raise ValueError(f"keep={keep}: at least one checkpoint has to be kept")
+        if when_busy not in WHEN_BUSY:
+            raise ValueError(f"when_busy={when_busy!r}: it is one of {', '.join(WHEN_BUSY)}")
+        keep = keep if isinstance(keep, Keep) else Keep(last=keep)
         self.directory = Path(directory)
         self.ranks = Ranks()
         self.ranks.from_first(lambda: catalogue.check_directory(self.directory))
-        self._fence = Fence(self.directory)
-        self._writer = Writer(self.directory, keep, self.ranks, self._fence)
-        self._pending: PendingSave | None = None
+        token, self._given = own_token()
+        self._fence = Fence(self.directory, token, given=self._given)
+        self._agreed: Token | None = None
+        self._saver = Saver(self.directory, keep, self.ranks, when_busy, self._token)
 
-    def save(self, step: int, tree: Mapping[str, Tree], place: Callable[[str, torch.Tensor], Place]) -> PendingSave:
-        """Copy the state and write it in the background. A save still being written is waited for first; its failure is raised."""
+    def _token(self) -> Token:
+        """This attempt's token, the same on all ranks; claims the directory the first time."""
+        if self._agreed is None:
+            self._agreed = Token(*self.ranks.from_first(self._fence.claim))
+        return self._agreed
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    def prepare(self, tree: Callable[[], Mapping[str, Tree]], place: Callable[[str, torch.Tensor], Place]) -> None:
+        """Make the plan and have the slots made, ahead of the first save."""
+        self.ranks.check()
+        self._saver.prepare(capture(tree(), place))
+
+    def save(
+        self, step: int, tree: Mapping[str, Tree], place: Callable[[str, torch.Tensor], Place], *, when_busy: str | None = None
+    ) -> PendingSave:
+        """Take a snapshot of the state; it becomes durable in the background."""
         self.ranks.check()
         begin = time.monotonic_ns()
         with progress.in_phase(progress.Phase.SAVE):
-            self._settle()
-            snapshot = _take(step, tree, place)
-        page = progress.page()
-        if page is not None:
-            if snapshot.fault is None:
+            state = capture(tree, place)
+            pending = self._saver.save(step, state, when_busy=when_busy)
+        if (page := progress.page()) is not None:
+            if state.fault is None and not pending.skipped:
                 page.saved(step)
             page.save_stalled(time.monotonic_ns() - begin)
-        self._pending = PendingSave(step, lambda: self._write(snapshot))
-        return self._pending
-
-    def _write(self, snapshot: Snapshot) -> None:
-        self._writer.write(snapshot)
-        if (page := progress.page()) is not None:
-            page.durable(snapshot.step)
+        return pending
 
     def check(self) -> None:
-        """Raise the failure of a save that has ended; never waits."""
-        if self._pending is not None and self._pending.done:
-            self._settle()
+        """Say what became of saves that have ended; never waits."""
+        self._saver.peek_slots()
+        self._saver.check()
 
     def wait(self) -> None:
         """Wait until nothing is being written; raise CheckpointError if the last save failed."""
         begin = time.monotonic_ns()
         with progress.in_phase(progress.Phase.SAVE):
-            self._settle()
+            self._saver.wait()
         if (page := progress.page()) is not None:
             page.save_stalled(time.monotonic_ns() - begin)
 
-    def _settle(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None and not pending.seen:
-            pending.result()
+    def close(self) -> None:
+        """Wait, and give the memory back."""
+        self.wait()
+        self._saver.close()
 
-    def load(self, templates: Templates, entries: Collection[str] | None = None) -> Loaded | None:
-        """The newest checkpoint that is whole, the same one on all ranks; None where there is none at all.
+    # -- loading -------------------------------------------------------------------------------------------------------
 
-        Tensors come sharded and placed as those of the same name that `templates` returns (called only if there is something to load:
-        making them may initialise an optimizer, which a fresh start must not); `entries` limits what is read to these top-level names.
-        """
+    def load(self, wanted: Wanted, source: str | os.PathLike[str] | int | None = None) -> Loaded | None:
+        """The newest checkpoint that is whole (or the one `source` names), the same on all ranks; None where there is none at all."""
         self.ranks.check()
         self.wait()
-        self.ranks.from_first(self._claim)
-        candidates = self.ranks.from_first(lambda: catalogue.found_in(self.directory))
+        recent = self._meet_keeper()
+        self._token()
+        source = source if source is not None else os.environ.get(RESTORE_VARIABLE)
+        found = self.ranks.from_first(lambda: self._candidates(source))
         damaged = 0
-        for found in candidates:
-            fault, loaded = found.fault, None
-            if found.manifest is not None:
-                fault, loaded = self._try(found.path, found.manifest, templates, entries)
+        memory_at = self.ranks.from_first(lambda: _rank_of_memory(recent, found, source, self._started))
+        for number in range(len(found) + 1):
+            if number == memory_at and recent is not None:
+                fault, loaded = read(recent, wanted, self.ranks)
+                if loaded is not None:
+                    return loaded
+                self._skip(recent.path.name, fault)
+            if number == len(found):
+                break
+            candidate = found[number]
+            fault, loaded = candidate.fault, None
+            if candidate.manifest is not None:
+                fault, loaded = read(stored(candidate.path, candidate.manifest), wanted, self.ranks)
             if loaded is not None:
                 return loaded
-            if self.ranks.rank == 0:
-                print(f"goodrun: checkpoint {found.path.name} is skipped: {fault}", file=sys.stderr, flush=True)
-            damaged += found.manifest is not None or (found.path / "manifest.json").exists()
+            self._skip(candidate.path.name, fault)
+            damaged += candidate.manifest is not None or (candidate.path / "manifest.json").exists()
+        if source is not None:
+            raise CheckpointMismatch(f"there is no whole checkpoint {source} in {self.directory} to restore from")
         if damaged:
             raise CheckpointDamaged(
                 f"none of the {damaged} checkpoints in {self.directory} is whole: move them away to begin from step 0, or restore a copy"
             )
         return None
 
-    def _claim(self) -> None:
-        if self.directory.is_dir():  # nothing is written for a mere look at a directory that is not there yet
-            self._fence.claim()
+    @property
+    def _started(self) -> int:
+        return self._token().started
 
-    def _try(
-        self, path: Path, manifest: Manifest, templates: Templates, entries: Collection[str] | None
-    ) -> tuple[str | None, Loaded | None]:
-        """Verify and read one checkpoint: (None, it) on all ranks, or (what is wrong, None) on all ranks."""
-        ranks = self.ranks
-        # Each rank verifies its part of the files, so the time does not grow with the number of ranks that wrote.
-        files = sorted(manifest.files.items())
-        fault = _first(ranks.gather(first_fault(path, files[ranks.rank :: ranks.size])))
-        if fault is not None:
-            return fault, None
-        like = templates()
-        tree: dict[str, Tree] = {}
-        error: CheckpointError | None = None
-        try:
-            own = values_file(ranks.rank) if values_file(ranks.rank) in manifest.files else values_file(0)
-            values: dict[str, Any] = json.loads((path / own).read_bytes())
-            if entries is not None:
-                values = {name: values[name] for name in values if name in entries}
-            tree = decode(values, load_tensors(path, shared_names(values), like, ranks))
-        except CheckpointMismatch as e:
-            error = e
-        except (CheckpointException, Exception) as e:  # CheckpointException is a BaseException; any failure means: try the one before
-            error = CheckpointDamaged(f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else e!r}")
-        errors = [fault for fault in ranks.gather(error) if fault is not None]
-        for mismatch in (e for e in errors if isinstance(e, CheckpointMismatch)):
-            raise mismatch
-        return (str(errors[0]), None) if errors else (None, Loaded(path, manifest, tree))
+    def tell_skipped(self, loaded: Loaded) -> None:
+        """Say what a restore that was not strict has left out."""
+        if loaded.skipped and self.ranks.rank == 0:
+            print(f"goodrun: {loaded.path.name}: {'; '.join(loaded.skipped)}", file=sys.stderr, flush=True)
+
+    def _skip(self, name: str, fault: str | None) -> None:
+        if self.ranks.rank == 0:
+            print(f"goodrun: checkpoint {name} is skipped: {fault}", file=sys.stderr, flush=True)
+
+    def _meet_keeper(self) -> Offer | None:
+        """Let the keeper finish what an earlier attempt left whole, or offer it from memory; an offer only if every rank has the same."""
+        mine: Offer | None = None
+        line = self._saver.link.find()
+        if line is not None:
+            directory = self._saver.link.directory
+            if self._given and ADDRESS_VARIABLE in os.environ and self.ranks.size == len(self.ranks.local):
+                # Whoever is older must not be able to drop or overwrite what is about to be read.
+                mine = in_memory(line, directory)
+            if mine is None:
+                settle(line, directory)
+            line.close()
+        identities = self.ranks.gather(None if mine is None else (mine.step, mine.started, mine.generation, str(mine.path)))
+        return mine if mine is not None and all(i == identities[0] for i in identities) else None
+
+    def _candidates(self, source: str | os.PathLike[str] | int | None) -> list[catalogue.Found]:
+        found = catalogue.found_in(self.directory)
+        if source is None:
+            return found
+        own = [f for f in found if f.manifest is not None and f.manifest.started == self._started]
+        if own and self._given:
+            return own  # the run has gone on from there already
+        if isinstance(source, int) or os.fspath(source).isdigit():
+            return [f for f in found if f.step == int(os.fspath(source) if not isinstance(source, int) else source)]
+        return [catalogue.found_at(Path(source))]
 
 
-def _first(faults: list[str | None]) -> str | None:
-    return next((fault for fault in faults if fault is not None), None)
-
-
-def _take(step: int, tree: Mapping[str, Tree], place: Callable[[str, torch.Tensor], Place]) -> Snapshot:
-    encoder = Encoder(place)
-    try:
-        values = {name: encoder.encode(value, name) for name, value in tree.items()}
-        # Every tensor is copied, 0-dim ones on the CPU too: DCP stages those by reference, and the next step would change them.
-        tensors = {name: t.to("cpu", copy=True) for name, t in encoder.shared.items()}
-    except Exception as e:  # the peers are about to enter the save: they have to learn that this rank cannot
-        return Snapshot(step, {}, {}, str(e) if isinstance(e, CheckpointError) else f"{type(e).__name__}: {e}")
-    return Snapshot(step, tensors, values)
+def _rank_of_memory(
+    recent: Offer | None, found: list[catalogue.Found], source: object, started: int
+) -> int:
+    """Before which of the stored ones the snapshot in memory is tried; -1 is never."""
+    if recent is None or (source is not None and recent.started != started):
+        return -1
+    age = (recent.step, recent.started, recent.generation)
+    return next((i for i, f in enumerate(found) if age >= f.age), len(found))

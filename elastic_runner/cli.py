@@ -212,11 +212,18 @@ def _open_record(config: RunConfig) -> tuple[Path, Journal, bool]:
 
 
 def _supervisor(config: RunConfig, journal: Journal, signals: Signals, nursery: Nursery) -> Supervisor:
+    from ..checkpoint.wire import RESTORE_VARIABLE
+    from .keeper import KeeperProcess
     from .recorder import Recorder
     from .supervisor import STARTED_VARIABLE, Supervisor
 
     env = {STARTED_VARIABLE: str(time.time_ns()), "GOODRUN_RUN_DIR": str(journal.run_dir)}
     recorder = Recorder(journal, config.chaos, say)
+    keeper = KeeperProcess(recorder.notice, config.keeper_bandwidth)
+    keeper.start()
+    env |= keeper.environment
+    if config.restore_from:
+        env[RESTORE_VARIABLE] = config.restore_from
     return Supervisor(
         config=config,
         journal=journal,
@@ -225,4 +232,5 @@ def _supervisor(config: RunConfig, journal: Journal, signals: Signals, nursery: 
         say=say,
         worker_env=env,
         nursery=nursery if config.warm_start else None,
+        keeper=keeper,
     )

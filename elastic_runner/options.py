@@ -35,6 +35,9 @@ class RunConfig:
     chaos_text: str = ""
     run_dir: Path | None = None
     log_dir: Path | None = None
+    keeper_bandwidth: float = 0.0
+    """MiB per second that checkpoints may be written at; 0 is no limit."""
+    restore_from: str = ""
     warm_start: bool = False
     preload: str = ""
     """Modules to import once for all ranks, separated by commas, or "auto"."""
@@ -99,6 +102,8 @@ def build_parser() -> _Parser:
     )
     g.add_argument("--hang-detection", choices=["auto", "off"], default="auto", help="find ranks that hang (default: auto)")
     g.add_argument("--dry-run-detectors", action="store_true", help="only record what the hang detection would have done")
+    g.add_argument("--keeper-bandwidth", type=float, default=0.0, metavar="MIB", help="write checkpoints at no more than MIB per second")
+    g.add_argument("--restore-from", default="", metavar="STEP|PATH", help="begin from this checkpoint instead of the newest one")
     g.add_argument("--config", type=Path, metavar="FILE", help="YAML with options by their long names; the command line and PET_* win")
     # None tells "not given" from torchrun's default of 0, which would forbid every restart
     if "PET_MAX_RESTARTS" not in os.environ:
@@ -172,6 +177,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
         chaos_text=args.chaos or "",
         run_dir=args.run_dir,
         log_dir=Path(args.log_dir) if args.log_dir else None,
+        keeper_bandwidth=_bandwidth(args.keeper_bandwidth),
+        restore_from=args.restore_from,
         hang_detection=args.hang_detection == "auto",
         dry_run_detectors=args.dry_run_detectors,
         shutdown_timeout_s=DEFAULT_SHUTDOWN_S if grace is None else grace,
@@ -209,6 +216,12 @@ def _preload(args: argparse.Namespace) -> str:
     if names and args.warm_start == "off":
         raise UsageError("--preload has nothing to preload into with --warm-start off; leave one of them out")
     return ",".join(names)
+
+
+def _bandwidth(mib: float) -> float:
+    if not 0 <= mib < float("inf"):
+        raise UsageError(f"--keeper-bandwidth must be a number of MiB per second, 0 for no limit, not {mib}")
+    return mib
 
 
 def _grace(value: object) -> int | None:

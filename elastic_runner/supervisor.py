@@ -17,6 +17,7 @@ from .bootstrap import MODULES_FILE_VARIABLE
 from .events import AttemptStarted, Decided, WorkersSpawned
 from .hang import HangDetector
 from .journal import Journal
+from .keeper import KeeperProcess
 from .nursery import Nursery
 from .options import RunConfig
 from .policy import Action, Do, Failure, Kind, Slots, decide
@@ -55,6 +56,7 @@ class Supervisor:
     slots: Slots = field(init=False)
     stopper: Stopper = field(init=False)
     nursery: Nursery | None = None
+    keeper: KeeperProcess | None = None
     generation: int = -1
     world_size: int = 0
     restarts: int = 0
@@ -127,6 +129,8 @@ class Supervisor:
         while until_t is None or time.monotonic() < until_t:
             seen = attempt.observe()
             self.recorder.look(attempt)
+            if self.keeper is not None:
+                self.keeper.tend()
             self._chaos_by_time(attempt)
             self._tend_nursery(attempt)
             if isinstance(seen, Finished):
@@ -229,6 +233,8 @@ class Supervisor:
         self.end()
         if self.nursery is not None:
             self.nursery.close()
+        if self.keeper is not None:
+            self.keeper.close()
 
 
 def _device_count() -> int:

@@ -13,7 +13,11 @@ from typing import Any
 
 import pytest
 
+from goodrun.checkpoint.link import keeper_command
+from goodrun.checkpoint.wire import ADDRESS_VARIABLE
+
 WORKERS = Path(__file__).with_name("workers.py")
+FAULTY = Path(__file__).with_name("faulty_keeper.py")
 
 
 class Job:
@@ -47,6 +51,53 @@ class Job:
     def told(self, name: str, rank: int = 0) -> Any:
         """What a rank left under this name."""
         return json.loads((self.root / f"{name}.r{rank}").read_text())
+
+
+class Keepers:
+    """Keepers as a launcher has them: one name, and one process after the other that answers to it."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is where a faulty one finds out that it is armed."""
+        self.folder, self.name = folder, uuid.uuid4().hex
+        self.process: subprocess.Popen[bytes] | None = None
+        self._life = -1
+
+    def start(self, *fault: object, options: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+        """A keeper: a good one, or one whose storage has a `fault` (what, at which call, how)."""
+        ours, self._life = os.pipe()
+        wanted = (self.name, "--parent", str(ours), *options)
+        command = [sys.executable, str(FAULTY), *map(str, fault), str(self.folder), *wanted] if fault else keeper_command(*wanted)
+        self.process = subprocess.Popen(command, pass_fds=[ours], start_new_session=True)
+        os.close(ours)
+        return self.process
+
+    def end(self) -> int:
+        """The launcher is gone: the keeper finishes and leaves; its exit status."""
+        assert self.process is not None
+        os.close(self._life)
+        status = self.process.wait(30)
+        self.process = None
+        return status
+
+    def dies(self) -> None:
+        """SIGKILL."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(10)
+        os.close(self._life)
+        self.process = None
+
+
+@pytest.fixture
+def keepers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keepers]:
+    """Keepers for this test; its ranks find them as under a launcher."""
+    found = Keepers(tmp_path)
+    monkeypatch.setenv(ADDRESS_VARIABLE, found.name)
+    monkeypatch.setenv("GOODRUN_RUN_STARTED", "1000")
+    monkeypatch.setenv("GOODRUN_GENERATION", "0")
+    yield found
+    if found.process is not None:
+        found.dies()
 
 
 @pytest.fixture

@@ -87,8 +87,6 @@ def test_killed_while_saving(job: Any) -> None:
 
 
 def test_group_destroyed_under_a_save(job: Any, tmp_path: Path) -> None:
-    """A script that destroys the process group before its save is written ends with status 1 and a sentence, and commits nothing."""
-    for code, err in job.run(2, "hasty"):
-        assert code == 1
-        assert "goodrun: " in err
-    assert all(found.manifest is None for found in found_in(tmp_path / "ckpt"))
+    """A script may destroy the process group before its save is written: what was copied becomes durable without it."""
+    job.good(2, "hasty")
+    assert [(found.step, found.fault) for found in found_in(tmp_path / "ckpt")] == [(7, None)]

@@ -27,7 +27,7 @@ from goodrun.checkpoint import (
     NotACheckpointDirectory,
 )
 from goodrun.checkpoint.catalogue import found_in
-from goodrun.checkpoint.reading import read_metadata
+from goodrun.checkpoint.stock import read_metadata
 
 
 @pytest.fixture

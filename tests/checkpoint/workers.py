@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from goodrun.checkpoint import Checkpointer, CheckpointError, DictCheckpoints, ElasticSampler
+from goodrun.checkpoint.codec import Place
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -138,6 +139,19 @@ def killed(root: Path, phase: str) -> None:
         pending.result()
 
 
+def dies(root: Path, step: str, half: str = "") -> None:
+    """All ranks die right after the snapshot of STEP; or rank HALF alone, before it has copied its part."""
+    checkpoints = DictCheckpoints(root / "ckpt")
+    state = {"w": torch.arange(4 << 20)}
+    if half:
+        checkpoints._store.prepare(lambda: state, lambda name, tensor: Place.SHARED)
+        if int(half) == RANK:
+            os.kill(os.getpid(), signal.SIGKILL)
+    checkpoints.save(state, int(step))
+    if not half:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def hasty(root: Path) -> None:
     """The script takes the process group away from a save that is being written."""
     DictCheckpoints(root / "ckpt").save({"w": torch.rand(4 << 20)}, 7)
@@ -148,7 +162,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if WORLD > 1:
         dist.init_process_group("gloo", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
-    scenario = {"train": train, "own": own, "sharded": sharded, "full": full, "killed": killed, "hasty": hasty}[sys.argv[1]]
+    scenario = {"train": train, "own": own, "sharded": sharded, "full": full, "killed": killed, "hasty": hasty, "dies": dies}[sys.argv[1]]
     scenario(Path(sys.argv[2]), *sys.argv[3:])  # type: ignore[operator]
     if WORLD > 1 and sys.argv[1] != "full":
         dist.destroy_process_group()

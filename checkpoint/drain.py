@@ -1,0 +1,237 @@
+"""Makes one snapshot durable: shards with their checksums, values, index, and last of all the commit mark."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import catalogue
+from .crc import combine
+from .errors import CheckpointError
+from .fence import Fence
+from .manifest import INDEX_FILE, MANIFEST_FILE, Manifest, shard_file, values_file
+from .memory import PAGE
+from .retention import Keep
+from .storage import Bytes, Disk
+
+_WINDOW = 8 << 20
+"""Bytes that are checked and then written while they are still in the processor's cache."""
+_LOOK_EVERY_S = 0.02
+_CRC = struct.Struct("<I")
+
+Item = tuple[int, int, tuple[int, ...]]
+"""Where the bytes of one tensor begin in a shard, how many they are, and where their crc32 has to be filled in."""
+
+
+@dataclass
+class Part:
+    """What one rank gave: its shard as it will lie in the file, and its values."""
+
+    rank: int
+    shard: memoryview
+    items: tuple[Item, ...]
+    values: bytes
+
+
+@dataclass
+class Work:
+    """A snapshot on its way to storage. `parts` are those of this node's ranks; `first` is whether this node holds rank 0."""
+
+    directory: Path
+    name: str
+    step: int
+    world_size: int
+    parts: dict[int, Part]
+    first: bool
+    fence: Fence
+    keep: Keep
+    torch: str = ""
+    entries: tuple[str, ...] = ()
+    index: bytes = b""
+    metadata: bytes = b""
+    fsize: int = -1
+    """The largest file that the ranks may write; -1 is no limit."""
+
+    @property
+    def path(self) -> Path:
+        """Where the checkpoint is going to be."""
+        return self.directory / self.name
+
+
+@dataclass
+class Limiter:
+    """Holds writes to so many bytes a second; 0 is no limit."""
+
+    rate: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _free_at: float = field(default=0.0, init=False)
+
+    def passing(self, nbytes: int) -> None:
+        """Wait until as many bytes may go."""
+        if self.rate <= 0:
+            return
+        now = self.clock()
+        self._free_at = max(self._free_at, now) + nbytes / self.rate
+        if self._free_at - now > nbytes / self.rate:
+            self.sleep(self._free_at - now - nbytes / self.rate)
+
+
+@dataclass
+class _Sums:
+    """Checksums of a shard, filled in while it is written."""
+
+    whole: int = 0
+    items: list[int] = field(default_factory=list)
+
+
+class Abandoned(CheckpointError):
+    """The snapshot can never become whole (a rank or its node is gone), or a newer attempt has no use for it: nobody's fault."""
+
+
+class Drain:
+    """Writes snapshots to one storage."""
+
+    def __init__(self, disk: Disk, limiter: Limiter) -> None:
+        """Nothing is written yet."""
+        self._disk, self._limiter = disk, limiter
+
+    def write(self, work: Work, given_up: Callable[[], str | None]) -> Path:
+        """Write and commit; `given_up` says why it is no use to go on waiting for other nodes. Raises OSError or CheckpointError."""
+        if work.first:
+            work.fence.check()
+        self._disk.make_directory(work.path)
+        files: dict[str, tuple[int, int]] = {}
+        items: dict[str, tuple[int, ...]] = {}
+        for part in work.parts.values():
+            try:
+                mine, sums = self._write_part(work, part)
+            except OSError as e:
+                raise CheckpointError(f"rank {part.rank}: {e.strerror}") from e
+            files.update(mine)
+            items[shard_file(part.rank)] = sums
+        if len(work.parts) < work.world_size:
+            self._disk.replace(work.path / _node_file(min(work.parts)), json.dumps([sorted(work.parts), files, items]).encode())
+            if not work.first:
+                return self._await_commit(work, given_up)
+            self._await_others(work, files, items, given_up)
+        self._commit(work, files, items)
+        return work.path
+
+    def _write_part(self, work: Work, part: Part) -> tuple[dict[str, tuple[int, int]], tuple[int, ...]]:
+        shard, values = shard_file(part.rank), values_file(part.rank)
+        self._fits(work, part.rank, max(len(part.shard), len(part.values)))
+        sums = _Sums()
+        self._disk.write(work.path / shard, self._sealed(part, sums), direct=True)
+        self._disk.write(work.path / values, [part.values])
+        files = {shard: (len(part.shard), sums.whole), values: (len(part.values), zlib.crc32(part.values))}
+        return files, tuple(sums.items)
+
+    def _fits(self, work: Work, rank: int, nbytes: int) -> None:
+        if 0 <= work.fsize < nbytes:  # a rank's own limit binds whoever writes in its name
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(work.path / shard_file(rank)))
+
+    def _sealed(self, part: Part, sums: _Sums) -> Iterator[Bytes]:
+        """The shard in windows, with the checksum of every tensor filled in where a zip has it."""
+        view, begin, at, crc = part.shard, 0, 0, 0
+        for raw_at, length, seals in part.items:
+            crc = zlib.crc32(view[at:raw_at], crc)
+            own = 0
+            for block in range(raw_at, raw_at + length, _WINDOW):
+                end = min(block + _WINDOW, raw_at + length)
+                own = zlib.crc32(view[block:end], own)
+                if end - begin >= _WINDOW and end < raw_at + length:
+                    end -= end % PAGE
+                    yield self._passing(view[begin:end])
+                    begin = end
+            for seal in seals:
+                _CRC.pack_into(view, seal, own)
+            sums.items.append(own)
+            crc = combine(crc, own, length)
+            at = raw_at + length
+            if at - begin >= _WINDOW:
+                yield self._passing(view[begin : at - at % PAGE])
+                begin = at - at % PAGE
+        crc = zlib.crc32(view[at:], crc)
+        sums.whole = crc
+        if len(view) > begin:
+            yield self._passing(view[begin:])
+
+    def _passing(self, window: memoryview) -> memoryview:
+        self._limiter.passing(len(window))
+        return window
+
+    def _await_others(
+        self, work: Work, files: dict[str, tuple[int, int]], items: dict[str, tuple[int, ...]], given_up: Callable[[], str | None]
+    ) -> None:
+        """Take in what the other nodes have written; they tell through the directory, which all nodes share."""
+        waiting = set(range(work.world_size)) - set(work.parts)
+        while waiting:
+            for path in work.path.glob(_node_file("*")):
+                ranks, theirs, crcs = json.loads(path.read_bytes())
+                files.update({name: (size, crc) for name, (size, crc) in theirs.items()})
+                items.update({name: tuple(sums) for name, sums in crcs.items()})
+                waiting -= set(ranks)
+            if waiting:
+                self._stand_by(given_up)
+        for name, (size, _) in files.items():
+            found = (work.path / name).stat().st_size if (work.path / name).exists() else None
+            if found != size:
+                raise CheckpointError(f"this node sees {found} bytes of the {size} in {name}; all nodes have to share the directory")
+
+    def _await_commit(self, work: Work, given_up: Callable[[], str | None]) -> Path:
+        while not (work.path / MANIFEST_FILE).exists():
+            if not work.path.exists():
+                raise Abandoned("the node of rank 0 gave it up")
+            self._stand_by(given_up)
+        return work.path
+
+    @staticmethod
+    def _stand_by(given_up: Callable[[], str | None]) -> None:
+        if (why := given_up()) is not None:
+            raise Abandoned(why)
+        time.sleep(_LOOK_EVERY_S)  # a shared file system tells nobody of a new file
+
+    def _commit(self, work: Work, files: dict[str, tuple[int, int]], items: dict[str, tuple[int, ...]]) -> None:
+        self._fits(work, 0, max(len(work.index), len(work.metadata)))
+        for name, content in ((INDEX_FILE, work.index), (".metadata", work.metadata)):
+            self._disk.write(work.path / name, [content])
+            files[name] = (len(content), zlib.crc32(content))
+        manifest = Manifest(
+            step=work.step,
+            world_size=work.world_size,
+            started=work.fence.token.started,
+            generation=work.fence.token.generation,
+            torch=work.torch,
+            entries=work.entries,
+            files=files,
+            items=items,
+            committed=time.time(),
+        )
+        self._disk.sync_directory(work.path)
+        # Between this look and the rename lies less than a millisecond: that is what the fence leaves open.
+        work.fence.check()
+        self._disk.replace(work.path / MANIFEST_FILE, manifest.to_bytes())
+
+    def abandon(self, work: Work) -> None:
+        """Take away what was written of a snapshot that will not be committed; raises OSError where storage does not let it."""
+        if work.first and work.path.exists() and not (work.path / MANIFEST_FILE).exists():
+            catalogue.remove(work.path, self._disk)
+
+    def prune(self, work: Work) -> None:
+        """Delete what the rule no longer wants, after a commit; only where rank 0 is, and never what a newer attempt is writing."""
+        if work.first:
+            work.fence.check()
+            others = len(work.parts) < work.world_size
+            catalogue.prune(work.directory, work.keep, work.path, self._disk, others_write=others)
+
+
+def _node_file(first_rank: int | str) -> str:
+    return f".node-{first_rank}.json"

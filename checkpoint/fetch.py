@@ -1,0 +1,200 @@
+"""Reads tensors out of a checkpoint straight into place, from the keeper's memory or from files, checking every byte it takes."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import zlib
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from .boxes import Box
+from .crc import combine
+from .errors import CheckpointDamaged, CheckpointMismatch
+from .index import Chunk, Index, TensorEntry
+from .manifest import Manifest, difference, first_fault
+from .memory import PAGE, SlotShape
+
+_BLOCK = 1 << 20
+"""Bytes that are read and then checked while they are in the processor's cache."""
+
+
+class Source(Protocol):
+    """Where the bytes of a checkpoint are."""
+
+    def take(self, chunk: Chunk, into: memoryview) -> None:
+        """Read a whole chunk; raises CheckpointDamaged if the bytes are not those that were saved."""
+
+    def view(self, chunk: Chunk) -> memoryview | None:
+        """The bytes where they are, if they need no reading."""
+
+
+class Files:
+    """The shards of a committed checkpoint."""
+
+    def __init__(self, checkpoint: Path, manifest: Manifest, files: ExitStack) -> None:
+        """Descriptors are opened as needed and closed with `files`."""
+        self._checkpoint, self._manifest, self._files = checkpoint, manifest, files
+        self._fds: dict[str, int] = {}
+
+    def _open(self, name: str) -> int:
+        if name not in self._fds:
+            try:
+                fd = os.open(self._checkpoint / name, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise CheckpointDamaged(f"{name} is missing") from None
+            self._files.callback(os.close, fd)
+            self._fds[name] = fd
+            size = os.fstat(fd).st_size
+            if (fault := difference(name, (size, self._manifest.files[name][1]), self._manifest.files[name])) is not None:
+                raise CheckpointDamaged(fault)
+        return self._fds[name]
+
+    def take(self, chunk: Chunk, into: memoryview) -> None:
+        """Read and check, block by block."""
+        fd, crc = self._open(chunk.file), 0
+        for at in range(0, chunk.nbytes, _BLOCK):
+            block = into[at : at + _BLOCK]
+            crc = zlib.crc32(self._read(fd, chunk, block, at), crc)
+        if crc != self._manifest.items[chunk.file][chunk.item]:
+            raise CheckpointDamaged(f"{chunk.file} does not match its checksum")
+
+    @staticmethod
+    def _read(fd: int, chunk: Chunk, block: memoryview, at: int) -> memoryview:
+        done = 0
+        while done < len(block):
+            n = os.preadv(fd, [block[done:]], chunk.at + at + done)
+            if n == 0:
+                raise CheckpointDamaged(f"{chunk.file} ends too early")
+            done += n
+        return block
+
+    def view(self, chunk: Chunk) -> memoryview | None:
+        """Files have to be read."""
+        return None
+
+    def check_rest(self, index: Index, part: int, parts: int) -> None:
+        """Check all that reading the tensors leaves out, or every `parts`-th file of it: with that, every byte of the checkpoint."""
+        for name in sorted(self._manifest.files)[part::parts]:
+            if name in index.files:
+                self.check_wrapping(name, index.files[name])
+            elif (fault := first_fault(self._checkpoint, [(name, self._manifest.files[name])])) is not None:
+                raise CheckpointDamaged(fault)
+
+    def check_wrapping(self, name: str, items: tuple[tuple[int, int], ...]) -> None:
+        """Check what lies between the tensors of a shard; with their own checksums that is every byte of the file."""
+        fd, (size, whole) = self._open(name), self._manifest.files[name]
+        crc, at = 0, 0
+        for (begin, length), own in zip(items, self._manifest.items[name], strict=True):
+            crc = combine(zlib.crc32(os.pread(fd, begin - at, at), crc), own, length)
+            at = begin + length
+        crc = zlib.crc32(os.pread(fd, size - at, at), crc)
+        if crc != whole:
+            raise CheckpointDamaged(f"{name} does not match its checksum")
+
+
+class Slots:
+    """The shards of a snapshot in the keeper's memory."""
+
+    def __init__(self) -> None:
+        """Empty until shards are added."""
+        self._maps: dict[str, mmap.mmap] = {}
+        self.values: dict[int, bytes] = {}
+
+    def add(self, rank: int, file: str, fd: int, shape: SlotShape, values: int) -> None:
+        """Map the slot of one rank; the descriptor is closed."""
+        mapped = mmap.mmap(fd, shape.size, access=mmap.ACCESS_COPY)  # not even a mistake can write through it
+        os.close(fd)
+        self._maps[file] = mapped
+        self.values[rank] = mapped[shape.values_at : shape.values_at + values]
+
+    def take(self, chunk: Chunk, into: memoryview) -> None:
+        """Copy; memory is trusted."""
+        view = self.view(chunk)
+        ctypes.memmove(_address(into), _address(view), chunk.nbytes)
+
+    def view(self, chunk: Chunk) -> memoryview:
+        """The bytes in the slot."""
+        return memoryview(self._maps[chunk.file])[PAGE + chunk.at : PAGE + chunk.at + chunk.nbytes]
+
+
+def _address(view: memoryview) -> ctypes.c_void_p:
+    return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(view)))
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor."""
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+
+
+def fill(name: str, entry: TensorEntry, target: torch.Tensor, source: Source) -> None:
+    """Bring the part of a tensor that `target` holds into it; it has the saved shape and may be sharded in any way."""
+    local, box = _part_of(target)
+    filled = 0
+    for chunk in entry.chunks:
+        common = chunk.box.common(box) if box.count else None
+        if common is None:
+            continue
+        filled += common.count
+        _bring(chunk, common, local, box, entry, source)
+    if filled < box.count:
+        raise CheckpointDamaged(f"the index has only {filled} of the {box.count} elements of {name}")
+
+
+def _part_of(target: torch.Tensor) -> tuple[torch.Tensor, Box]:
+    if not isinstance(target, DTensor):
+        return target.detach(), Box((0,) * target.ndim, tuple(target.shape))
+    size, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+    return target._local_tensor.detach(), Box(tuple(offset), tuple(size))
+
+
+def _bring(chunk: Chunk, common: Box, local: torch.Tensor, box: Box, entry: TensorEntry, source: Source) -> None:
+    where = local
+    for d in range(local.ndim):
+        where = where.narrow(d, common.offset[d] - box.offset[d], common.size[d])
+    dtype = dtype_of(entry.dtype)
+    with torch.no_grad():
+        if common == chunk.box and where.is_contiguous() and where.dtype == dtype and where.device.type == "cpu":
+            source.take(chunk, bytes_of(where))
+            return
+        view = source.view(chunk)
+        if view is not None:
+            part = torch.frombuffer(view, dtype=dtype).view(chunk.box.size)
+        else:
+            part = torch.empty(chunk.box.size, dtype=dtype)
+            source.take(chunk, bytes_of(part))
+        for d in range(part.ndim):
+            part = part.narrow(d, common.offset[d] - chunk.box.offset[d], common.size[d])
+        where.copy_(part)
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """torch's type of this name."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise CheckpointMismatch(f"the checkpoint holds the dtype {name!r}, which this torch does not have")
+    return dtype
+
+
+def check_fit(index: Index, names: set[str], templates: Mapping[str, torch.Tensor], where: str, *, cast: bool) -> None:
+    """Raise CheckpointMismatch if a tensor has another shape, or (unless `cast`) another type, than the script's; touches nothing."""
+    for name in sorted(names):
+        entry, like = index.tensors.get(name), templates.get(name)
+        if entry is None:
+            raise CheckpointDamaged(f"its values name the tensor {name}, its index does not")
+        if like is None:
+            continue
+        shape, dtype = tuple(like.shape), str(like.dtype).removeprefix("torch.")
+        if shape != entry.shape or (dtype != entry.dtype and not cast):
+            how = "" if shape != entry.shape else ", or ask for the cast with cast=True"
+            raise CheckpointMismatch(
+                f"{name} is {entry.dtype} {entry.shape} in {where}, {dtype} {shape} in this script: "
+                f"give the script the model that was saved, or another directory{how}"
+            )

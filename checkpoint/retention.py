@@ -1,0 +1,47 @@
+"""Which checkpoints stay: a pure rule over steps and times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """The newest `last` stay; beside them every one whose step `every_steps` divides, and the first of each `every_hours` hours."""
+
+    last: int = 3
+    every_steps: int | None = None
+    every_hours: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what would keep nothing or divide by nothing."""
+        if self.last < 1:
+            raise ValueError(f"keep={self.last}: at least one checkpoint has to be kept")
+        if self.every_steps is not None and self.every_steps < 1:
+            raise ValueError(f"every_steps={self.every_steps}: one checkpoint in every 1, 2, 3 … steps can be kept for good")
+        if self.every_hours is not None and self.every_hours <= 0:
+            raise ValueError(f"every_hours={self.every_hours}: give a number of hours above 0")
+
+
+@dataclass(frozen=True)
+class Dated:
+    """A whole checkpoint as the rule sees it: its name, its step, and when it was committed (seconds of wall time)."""
+
+    name: str
+    step: int
+    at: float
+
+
+def superfluous(whole: Sequence[Dated], keep: Keep) -> list[str]:
+    """The names of those that may go; `whole` is newest first."""
+    stays = {d.name for d in whole[: keep.last]}
+    if keep.every_steps:
+        stays |= {d.name for d in whole if d.step % keep.every_steps == 0}
+    if keep.every_hours:
+        since: float | None = None
+        for dated in sorted(whole, key=lambda d: d.at):
+            if since is None or dated.at - since >= keep.every_hours * 3600:
+                stays.add(dated.name)
+                since = dated.at
+    return [d.name for d in whole if d.name not in stays]

@@ -1,0 +1,75 @@
+"""The node's keeper as the launcher has it: started before the ranks, started again if it dies, left to finish at the end."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..checkpoint.link import keeper_command
+from ..checkpoint.wire import ADDRESS_VARIABLE
+
+_SAY_EVERY_S = 5.0
+_TOO_OFTEN = 20
+"""Deaths after which no new one is started: whatever kills it kills the next one too."""
+
+
+@dataclass
+class KeeperProcess:
+    """Holds the snapshots of this node's ranks, in a process that outlives them."""
+
+    say: Callable[[str], None]
+    bandwidth: float = 0.0
+    """MiB per second that it may write; 0 is no limit."""
+    name: str = field(default_factory=lambda: secrets.token_hex(12))
+    _process: subprocess.Popen[bytes] | None = None
+    _life: int = -1
+    _deaths: int = 0
+
+    def start(self) -> None:
+        """Start it; ranks find it by its name."""
+        ours, self._life = os.pipe()
+        command = keeper_command(self.name, "--parent", str(ours), "--bandwidth", str(self.bandwidth))
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True, pass_fds=[ours], cwd="/"
+            )
+        finally:
+            os.close(ours)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the ranks need to find it."""
+        return {ADDRESS_VARIABLE: self.name}
+
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 if there is none."""
+        return 0 if self._process is None else self._process.pid
+
+    def tend(self) -> None:
+        """Start it again if it has died; the ranks give it what it had."""
+        if self._process is None or self._process.poll() is None or self._deaths >= _TOO_OFTEN:
+            return
+        self._deaths += 1
+        os.close(self._life)
+        code = self._process.returncode
+        self.say(f"the keeper of the checkpoints has died (status {code}): started again; what was committed is safe")
+        self.start()
+
+    def close(self) -> None:
+        """Let it finish what is whole in memory, and wait for that."""
+        if self._process is None:
+            return
+        os.close(self._life)
+        begin = time.monotonic()
+        while True:
+            try:
+                self._process.wait(_SAY_EVERY_S)
+                break
+            except subprocess.TimeoutExpired:
+                self.say(f"waiting for the last checkpoint to be written ({time.monotonic() - begin:.0f} s)")
+        self._process = None
