@@ -1,4 +1,4 @@
-"""The sub-commands that read the record: `goodrun history` and `goodrun runs`."""
+"""The sub-commands that start nothing: `goodrun history`, `goodrun plan`, `goodrun runs`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,14 @@ def runs_main(argv: list[str]) -> int:
     return _run("runs", answer)
 
 
-SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {"history": history_main, "runs": runs_main}
+def plan_main(argv: list[str]) -> int:
+    """`goodrun plan --gpus N …`: what failures a job will meet, and what is left of the time."""
+    from .planning.command import main
+
+    return main(argv, lambda: runs_home(os.environ), lambda answer: _run("plan", answer), _drawn)
+
+
+SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {"history": history_main, "plan": plan_main, "runs": runs_main}
 
 
 def history_as_dict(history: History) -> dict[str, Any]:
@@ -99,7 +106,7 @@ def _drawn(draw: Callable[[Console], None]) -> str:
 def _run(command: str, answer: Callable[[], str]) -> int:
     try:
         text = answer()
-    except (RunNotFound, OSError) as error:
+    except (RunNotFound, ValueError, OSError) as error:
         what = f"cannot read {error.filename or FILE_NAME}: {error.strerror or error}" if isinstance(error, OSError) else error
         print(f"goodrun {command}: {what}", file=sys.stderr)
         return 2
