@@ -188,7 +188,11 @@ class Receipt(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RankProgress(Event):
-    """Where the ranks were, written every few seconds and at the end of an attempt; index is the local rank."""
+    """Where the ranks were, written every few seconds and at the end of an attempt; index is the local rank.
+
+    The waits count from the start of the attempt, what a rank waits for at this moment included. `silent_s`: since its last beat.
+    `step_t`: when the newest step was finished, 0 if none was. `saved_step` is the newest snapshot, `durable_step` the newest on storage.
+    """
 
     name: ClassVar[str] = "progress"
     steps: tuple[int, ...] = ()
@@ -196,6 +200,12 @@ class RankProgress(Event):
     save_stall_s: tuple[float, ...] = ()
     longest_step_s: float = 0.0
     durable_step: int = -1
+    eval_s: tuple[float, ...] = ()
+    last_step_s: tuple[float, ...] = ()
+    silent_s: tuple[float, ...] = ()
+    phases: tuple[str, ...] = ()
+    step_t: float = 0.0
+    saved_step: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)
