@@ -66,6 +66,7 @@ class _Word(IntEnum):
     EXPLICIT = 16
     PHASE_TIME = 17
     EVAL_NS = 18
+    WORKERS = 19  # one more than there are; 0 is unknown
     MARKS = 24  # one word per Mark from here on
 
 
@@ -88,6 +89,8 @@ class Progress:
     durable_step: int
     batch: int
     global_batch: int
+    workers: int
+    """Worker processes of the data loader; -1 if unknown."""
     chaos_fired: int
     numbered: bool
     """Whether `step` counts over the whole job: the script numbers its steps, or restored one. Else it counts this attempt's."""
@@ -224,6 +227,10 @@ class Page:
         if whole is not None:
             self._words[_Word.GLOBAL_BATCH] = whole
 
+    def loader_workers(self, n: int) -> None:
+        """The data loader has `n` worker processes."""
+        self._words[_Word.WORKERS] = n + 1
+
     def chaos_fires(self, index: int) -> None:
         """Entry `index` (0…62) of the chaos plan is about to fire in this rank."""
         self._words[_Word.CHAOS_FIRED] |= 1 << index
@@ -248,6 +255,7 @@ class Page:
             durable_step=w[_Word.DURABLE_STEP],
             batch=w[_Word.BATCH],
             global_batch=w[_Word.GLOBAL_BATCH],
+            workers=w[_Word.WORKERS] - 1,
             chaos_fired=w[_Word.CHAOS_FIRED],
             numbered=bool(w[_Word.EXPLICIT]) or w[_Word.RESTORED_STEP] >= 0,
             step_t=w[_Word.STEP_TIME] / 1e9,

@@ -183,6 +183,7 @@ def _hook_dataloader(module: Any) -> None:
             size = getattr(self._index_sampler, "batch_size", None)
             if isinstance(size, int):
                 live.batch_sizes(per_rank=size)
+            live.loader_workers(getattr(self, "_num_workers", -1))
 
     iterator.__next__ = timed
 

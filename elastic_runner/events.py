@@ -209,6 +209,23 @@ class RankProgress(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataStarved(Event):
+    """A rank's loader does not keep up. Over `over_s` seconds and `steps` steps it waited `waited_s`; `text` is what people are told.
+
+    `workers` are the loader's, -1 if unknown; `enough` of them would keep up by what was measured, 0 where nothing tells.
+    """
+
+    name: ClassVar[str] = "data_starved"
+    rank: int = -1
+    steps: int = 0
+    over_s: float = 0.0
+    waited_s: float = 0.0
+    workers: int = -1
+    enough: int = 0
+    text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Notice(Event):
     """A remark for people: something unusual that needed no decision."""
 
@@ -232,6 +249,6 @@ KINDS: dict[str, type[Event]] = {
     cls.name: cls
     for cls in (
         RunStarted, AttemptStarted, WorkersSpawned, Restored, FirstStep, RankExited, RankHung, StackDumped, ChaosFired, Failed,
-        Decided, Stopping, Stopped, Receipt, RankProgress, Notice, RunEnded,
+        Decided, Stopping, Stopped, Receipt, RankProgress, DataStarved, Notice, RunEnded,
     )
 }  # fmt: skip

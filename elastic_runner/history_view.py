@@ -46,7 +46,8 @@ def history_csv(history: History) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     phases = list(Phases().spent())
-    plain = ("life", "attempt", "started_wall", "world_size", "restored_step", "best_step", "steps_redone", "kind", "cause", "decided", "reason")
+    plain = ["life", "attempt", "started_wall", "world_size", "restored_step", "best_step", "steps_redone"]
+    plain += ["kind", "cause", "decided", "reason"]
     writer.writerow([*plain, *phases, "recovery_total"])
     for a in history.attempts:
         spent = list(a.recovery.spent().values()) if a.recovery else [""] * len(phases)

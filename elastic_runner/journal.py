@@ -92,17 +92,19 @@ def read_events(run_dir: Path) -> Iterator[Event]:
                 yield event
 
 
-def read_thinned(run_dir: Path, progress_lines: int = 30_000) -> Iterator[Event]:
+def read_thinned(run_dir: Path, progress_lines: int = 30_000, upto: int | None = None) -> Iterator[Event]:
     """As `read_events`, but of a very long record only every k-th of successive progress lines.
 
     Their numbers count from the start of an attempt, so what lies between two of them is not lost, only told less finely. Every other
-    event, the progress before it, and the newest part of the record are read in full.
+    event, the progress before it, and the newest part of the record are read in full. `upto`: read no further than this many bytes.
     """
     skipped, k, at = b"", 1, 0
     with open(run_dir / FILE_NAME, "rb") as f:
-        size = os.fstat(f.fileno()).st_size
+        size = os.fstat(f.fileno()).st_size if upto is None else upto
         for i, line in enumerate(f):
             at += len(line)
+            if at > size:
+                break
             if not line.startswith(PROGRESS_LINE):
                 for told in (skipped, line):
                     if told and (event := parse_line(told)) is not None:

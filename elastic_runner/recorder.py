@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from ..fault_injection import Fault
 from ..progress import Mark, Phase, Progress
 from .attempt import Attempt, Broken
-from .events import ChaosFired, Failed, FirstStep, Notice, RankExited, RankHung, RankProgress, Receipt, Restored, StackDumped
+from .events import ChaosFired, DataStarved, Failed, FirstStep, Notice, RankExited, RankHung, RankProgress, Receipt, Restored, StackDumped
 from .journal import Journal
+from .starving import StarvingWatch
 
 _PROGRESS_EVERY_S = 5.0
 
@@ -33,6 +34,7 @@ class Recorder:
         self._restored = self._stepped = False
         self._progress_t = 0.0
         self._redone: int | None = None
+        self._starving = StarvingWatch(len(os.sched_getaffinity(0)))
 
     @property
     def training(self) -> bool:
@@ -42,6 +44,7 @@ class Recorder:
     def attempt_begins(self) -> None:
         """A new attempt's ranks exist: what is known of the last one stays only where it is needed to compare."""
         self._restored = self._stepped = False
+        self._starving = StarvingWatch(len(os.sched_getaffinity(0)))
         self._last_sizes, self._sizes = self._sizes or self._last_sizes, None
 
     def look(self, attempt: Attempt) -> None:
@@ -64,6 +67,7 @@ class Recorder:
         self.best_step = max(self.best_step, *(p.step for p in every)) if self._stepped or not self._fault_t else self.best_step
         if self._journal.clock() - self._progress_t >= _PROGRESS_EVERY_S:
             self.progress(pages)
+            self._starved(pages)
 
     def progress(self, pages: Mapping[int, Progress]) -> None:
         """Write where the ranks are."""
@@ -85,6 +89,22 @@ class Recorder:
                 saved_step=max((p.saved_step for p in every), default=-1),
             )
         )
+
+    def _starved(self, pages: Mapping[int, Progress]) -> None:
+        seen = self._starving.look(self._journal.clock(), pages)
+        if seen is not None:
+            self._say(seen.text)
+            self._journal.write(
+                DataStarved(
+                    rank=seen.rank,
+                    steps=seen.steps,
+                    over_s=round(seen.seconds, 3),
+                    waited_s=round(seen.waited_s, 3),
+                    workers=seen.workers,
+                    enough=seen.enough,
+                    text=seen.text,
+                )
+            )
 
     def failure(self, attempt: Attempt, broken: Broken) -> None:
         """Write down everything known of a failure, before anything is stopped."""

@@ -46,6 +46,9 @@ class Goodput:
     redone_known: bool
     """False where an attempt does not tell whether it repeated earlier steps: then the redone work may be more."""
 
+    starved: str
+    """What was measured of a loader that does not keep up; empty where none was caught at it."""
+
     def losses(self) -> list[tuple[Bucket, float]]:
         """What was not productive, largest first."""
         lost = [(Bucket(name), spent) for name, spent in self.buckets.items() if spent > 0 and name != Bucket.PRODUCTIVE]
@@ -80,6 +83,7 @@ def balance(ledgers: Mapping[str, Ledger]) -> Goodput:
         buckets={bucket.value: amount / 1e6 for bucket, amount in whole.spent.items()},
         windows=tuple(_window(books, seconds) for seconds in WINDOWS_S),
         uploading_s=sum(ledger.uploading_us for ledger, _ in books) / 1e6,
+        starved=next((ledger.starved for ledger, _ in books if ledger.starved), ""),
         redone_known=all(ledger.redone_known for ledger, _ in books),
     )
 

@@ -9,7 +9,7 @@ from .buckets import Bucket
 
 _WORTH_SAYING = 0.005  # of all slot-seconds
 _HELP: dict[Bucket, str] = {
-    Bucket.DATA_WAIT: "the loader does not keep up: more workers, or more prefetch, or data nearer by",
+    Bucket.DATA_WAIT: "waiting for the data loader",
     Bucket.SAVE_STALL: "training stands still for checkpoints: save less often, or let goodrun save in the background (save_every)",
     Bucket.EVAL: "evaluation: less often, or on fewer samples",
     Bucket.REDONE: "steps were done twice after faults: save more often",
@@ -32,6 +32,10 @@ _HELP: dict[Bucket, str] = {
 }
 
 
+def _help(bucket: Bucket, goodput: Goodput) -> str:
+    return goodput.starved or _HELP[bucket] if bucket is Bucket.DATA_WAIT else _HELP[bucket]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Advice:
     """One loss: how many slot-seconds could be won, their share of all, and what helps."""
@@ -46,7 +50,7 @@ def advise(goodput: Goodput) -> list[Advice]:
     """The losses worth a word, largest first."""
     whole = goodput.slot_s or 1.0
     return [
-        Advice(bucket=bucket, slot_s=spent, share=spent / whole, text=_HELP[bucket])
+        Advice(bucket=bucket, slot_s=spent, share=spent / whole, text=_help(bucket, goodput))
         for bucket, spent in goodput.losses()
         if spent / whole >= _WORTH_SAYING
     ]

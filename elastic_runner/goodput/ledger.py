@@ -60,6 +60,8 @@ class Ledger:
         """False once an attempt began of which cannot be told whether it repeats earlier steps."""
         self.newest_us = 0
         """The moment of the newest event, in microseconds since the first."""
+        self.starved = ""
+        """What was last said of a loader that does not keep up."""
         self._now = 0
         self._offset: int | None = None
         self._wall = ""
@@ -102,6 +104,8 @@ class Ledger:
                 self._stopped(e)
             case ev.RunEnded():
                 self._run_ended(e)
+            case ev.DataStarved():
+                self.starved = e.text
             case _:
                 pass
         self._wall = e.wall or self._wall
