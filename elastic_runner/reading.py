@@ -64,6 +64,13 @@ def goodput_main(argv: list[str]) -> int:
     return main(argv)
 
 
+def top_main(argv: list[str]) -> int:
+    """`goodrun top [RUN]`: a run as it stands."""
+    from .dashboard.command import main
+
+    return main(argv)
+
+
 def plan_main(argv: list[str]) -> int:
     """`goodrun plan --gpus N …`: what failures a job will meet, and what is left of the time."""
     from .planning.command import main
@@ -76,6 +83,7 @@ SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
     "history": history_main,
     "plan": plan_main,
     "runs": runs_main,
+    "top": top_main,
 }
 
 
