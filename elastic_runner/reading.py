@@ -64,6 +64,13 @@ def goodput_main(argv: list[str]) -> int:
     return main(argv)
 
 
+def report_main(argv: list[str]) -> int:
+    """`goodrun report [RUN] [-o FILE]`: the run as a page of HTML."""
+    from .report.command import main
+
+    return main(argv)
+
+
 def top_main(argv: list[str]) -> int:
     """`goodrun top [RUN]`: a run as it stands."""
     from .dashboard.command import main
@@ -82,6 +89,7 @@ SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
     "goodput": goodput_main,
     "history": history_main,
     "plan": plan_main,
+    "report": report_main,
     "runs": runs_main,
     "top": top_main,
 }

@@ -58,8 +58,8 @@ def _beside(left: list[Text], right: list[Text], half: int) -> list[Text]:
 def _title(board: Board, goodput: Goodput, width: int) -> Text:
     line = Text.assemble((f"{board.run.run_id or 'run'} ", "bold"), f"{os.path.basename(board.run.script)}  ")
     line.append(board.state, style=_STATE_STYLE.get(board.state, ""))
-    asked, node = len(board.run.slots), len(board.slots)
-    line.append(f"  world {board.world_size}" + (f" ({node} of {asked} slots here)" if node != asked or node != board.world_size else ""))
+    asked, here = len(board.run.slots), len(board.slots)
+    line.append(f"  world {board.world_size}" + (f" of {asked}" if here == board.world_size != asked else ""))
     line.append(f"  step {board.step}" if board.step >= 0 else "")
     line.append(f"  {show_duration(goodput.wall_s)}, {board.history.restarts} restarts", style="dim")
     return line

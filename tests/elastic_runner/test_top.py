@@ -76,7 +76,7 @@ def test_what_it_shows() -> None:
     """State, world, step, goodput with its losses, ranks, checkpoints, restarts and the last lines of the rank that failed."""
     text = "\n".join(drawn(Board().extend(story()), 160, 45, log=["ValueError: no"]))
     for words in (
-        *("r1", "train.py", "training", "world 3", "3 of 4 slots", "step 56", "goodput", "of capacity", "1 min", "lost to", "data wait"),
+        *("r1", "train.py", "training", "world 3 of 4", "step 56", "goodput", "of capacity", "1 min", "lost to", "data wait"),
         *(
             "25 %",
             "step 40 durable",
