@@ -20,6 +20,7 @@ class Keys:
         """Take the terminal out of its line mode."""
         self._fd = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else -1
         self._before: list[Any] = []
+        self._typed = b""
         if self._fd >= 0:
             self._before = termios.tcgetattr(self._fd)
             tty.setcbreak(self._fd)
@@ -32,11 +33,17 @@ class Keys:
 
     def wait(self, seconds: float) -> str:
         """The next key by its name or letter; "" if none came in time."""
-        watched = [self._fd] if self._fd >= 0 else []
-        if not select.select(watched, [], [], seconds)[0]:
-            return ""
-        raw = os.read(self._fd, 16)
-        if not raw:
+        if not self._typed:
+            watched = [self._fd] if self._fd >= 0 else []
+            if not select.select(watched, [], [], seconds)[0]:
+                return ""
+            self._typed = os.read(self._fd, 64)
+        if not self._typed:
             self._fd = -1  # the terminal is gone
             return "q"
-        return _NAMES.get(raw, raw[:1].decode(errors="replace"))
+        for raw, name in _NAMES.items():
+            if self._typed.startswith(raw):
+                self._typed = self._typed[len(raw) :]
+                return name
+        key, self._typed = self._typed[:1].decode(errors="replace"), self._typed[1:]
+        return key

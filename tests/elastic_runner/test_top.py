@@ -160,10 +160,11 @@ def test_on_a_terminal(tmp_path: Path, options: tuple[str, ...], keys: bytes) ->
     while proc.poll() is None or select.select([master], [], [], 0)[0]:
         if select.select([master], [], [], 0.05)[0]:
             shown += os.read(master, 65536)
-        if waiting and b"\x1b[?1049h" in shown:
+        if waiting and b"q quit" in shown:
             os.write(master, waiting.pop(0))
     assert proc.wait(10) == 0, shown
-    assert b"\x1b[?1049l" in shown and shown.rfind(b"rank 1 lost its slot") > shown.rfind(b"\x1b[?1049l")
+    last = "rank 1 lost its slot" if b"p" not in keys else "attempts, newest first"
+    assert b"\x1b[?1049l" in shown and shown.rfind(last.encode()) > shown.rfind(b"\x1b[?1049l")
     assert termios.tcgetattr(slave) == before
     os.close(master)
     os.close(slave)
