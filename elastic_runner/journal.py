@@ -38,6 +38,8 @@ class Journal:
         self.run_dir = run_dir
         self.clock = clock
         self.attempt = -1
+        self.on_write: Callable[[Event], None] | None = None
+        """Told of each event once it was written."""
         self._wall = wall
         self._node = node or socket.gethostname()
         self._fd = os.open(run_dir / FILE_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -72,6 +74,8 @@ class Journal:
         else:
             self._torn = 0 < written < len(line)
         self._lost += written < len(line)
+        if self.on_write is not None:
+            self.on_write(stamped)
         return stamped
 
     @property

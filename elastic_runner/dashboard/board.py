@@ -24,6 +24,7 @@ class RankRow:
     step: int
     step_s: float
     data_share: float
+    data_wait_s: float
     silent_s: float
     phase: str
     health: str
@@ -133,6 +134,7 @@ class Board:
                     slot=slot,
                     step=_of(p.steps, local, -1),
                     step_s=_of(p.last_step_s, local, 0.0),
+                    data_wait_s=_of(p.data_wait_s, local, 0.0),
                     data_share=min(_of(p.data_wait_s, local, 0.0) / since, 1.0) if since > 0 else -1.0,
                     silent_s=silent,
                     phase=_of(p.phases, local, ""),
