@@ -65,6 +65,8 @@ class _Word(IntEnum):
     STEP_TIME = 15
     EXPLICIT = 16
     PHASE_TIME = 17
+    EVAL_NS = 18
+    WORKERS = 19  # one more than there are; 0 is unknown
     MARKS = 24  # one word per Mark from here on
 
 
@@ -81,11 +83,14 @@ class Progress:
     longest_step_s: float
     data_wait_s: float
     save_stall_s: float
+    eval_s: float
     restored_step: int
     saved_step: int
     durable_step: int
     batch: int
     global_batch: int
+    workers: int
+    """Worker processes of the data loader; -1 if unknown."""
     chaos_fired: int
     numbered: bool
     """Whether `step` counts over the whole job: the script numbers its steps, or restored one. Else it counts this attempt's."""
@@ -93,6 +98,10 @@ class Progress:
     phase_t: float
     marks: tuple[float, ...]
     restored_from: str
+
+    def since(self, phase: Phase, now: float) -> float:
+        """For how long the rank has been in `phase`; 0 if it is in another. What it waits for now is not in its totals yet."""
+        return max(now - self.phase_t, 0.0) if self.phase is phase and self.phase_t else 0.0
 
 
 class Page:
@@ -121,6 +130,11 @@ class Page:
         self._map.close()
 
     @property
+    def phase(self) -> int:
+        """What the rank says it is doing, a Phase."""
+        return self._words[_Word.PHASE]
+
+    @property
     def step(self) -> int:
         """The step last finished, counted over the whole job; -1 before the first."""
         return self._words[_Word.STEP]
@@ -134,8 +148,7 @@ class Page:
             if fresh:
                 self._stepped(step, now)
         if phase is not None and phase != w[_Word.PHASE]:
-            w[_Word.PHASE] = phase
-            w[_Word.PHASE_TIME] = now
+            self._enter(phase, now)
         w[_Word.TIME] = now
         w[_Word.SEQ] += 1
         if fresh and self.after_step is not None:
@@ -170,7 +183,13 @@ class Page:
         w[_Word.STEP_TIME] = now
         w[_Word.STEP] = step
         w[_Word.STEPS_DONE] += 1
-        w[_Word.PHASE] = Phase.STEP
+        self._enter(Phase.STEP, now)
+
+    def _enter(self, phase: Phase, now: int) -> None:
+        w = self._words
+        if w[_Word.PHASE] == Phase.EVAL:
+            w[_Word.EVAL_NS] += now - w[_Word.PHASE_TIME]
+        w[_Word.PHASE] = phase
         w[_Word.PHASE_TIME] = now
 
     def mark(self, mark: Mark) -> None:
@@ -208,6 +227,10 @@ class Page:
         if whole is not None:
             self._words[_Word.GLOBAL_BATCH] = whole
 
+    def loader_workers(self, n: int) -> None:
+        """The data loader has `n` worker processes."""
+        self._words[_Word.WORKERS] = n + 1
+
     def chaos_fires(self, index: int) -> None:
         """Entry `index` (0…62) of the chaos plan is about to fire in this rank."""
         self._words[_Word.CHAOS_FIRED] |= 1 << index
@@ -226,11 +249,13 @@ class Page:
             longest_step_s=w[_Word.LONGEST_STEP_NS] / 1e9,
             data_wait_s=w[_Word.DATA_WAIT_NS] / 1e9,
             save_stall_s=w[_Word.SAVE_STALL_NS] / 1e9,
+            eval_s=w[_Word.EVAL_NS] / 1e9,
             restored_step=w[_Word.RESTORED_STEP],
             saved_step=w[_Word.SAVED_STEP],
             durable_step=w[_Word.DURABLE_STEP],
             batch=w[_Word.BATCH],
             global_batch=w[_Word.GLOBAL_BATCH],
+            workers=w[_Word.WORKERS] - 1,
             chaos_fired=w[_Word.CHAOS_FIRED],
             numbered=bool(w[_Word.EXPLICIT]) or w[_Word.RESTORED_STEP] >= 0,
             step_t=w[_Word.STEP_TIME] / 1e9,

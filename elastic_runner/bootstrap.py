@@ -169,7 +169,9 @@ def _hook_dataloader(module: Any) -> None:
     @functools.wraps(fetch)
     def timed(self: Any) -> Any:
         live = progress.page()
-        if live is None:
+        if live is None or live.phase == Phase.EVAL:  # an evaluation's own data is part of it
+            if live is not None:
+                live.beat()
             return fetch(self)
         begin = time.monotonic_ns()
         live.beat(phase=Phase.DATA)
@@ -181,6 +183,7 @@ def _hook_dataloader(module: Any) -> None:
             size = getattr(self._index_sampler, "batch_size", None)
             if isinstance(size, int):
                 live.batch_sizes(per_rank=size)
+            live.loader_workers(getattr(self, "_num_workers", -1))
 
     iterator.__next__ = timed
 

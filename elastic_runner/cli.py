@@ -23,6 +23,7 @@ from .nursery import Nursery, foreseen
 from .signals import Interrupted, Signals
 
 if TYPE_CHECKING:
+    from .exporting.attach import Exporters
     from .journal import Journal
     from .options import RunConfig
     from .supervisor import Supervisor
@@ -81,11 +82,13 @@ def launch(argv: Sequence[str], on_error: Callable[[BaseException], object] = la
             nursery.foresee(*guess)
         with signals.waiting("torch to be imported"):
             from . import seams
+            from .exporting.attach import exporting
             from .options import parse
 
             seams.check()
             args, config = parse(argv)
-        return _launch(args, config, signals, nursery, on_error)
+        with exporting(config.metrics_at, config.on_event, say) as exporters:
+            return _launch(args, config, signals, nursery, exporters, on_error)
     except GoodrunError as e:
         say(str(e))
         return 2
@@ -97,7 +100,9 @@ def launch(argv: Sequence[str], on_error: Callable[[BaseException], object] = la
         signals.restore()
 
 
-def _launch(args: Any, config: RunConfig, signals: Signals, nursery: Nursery, on_error: Callable[[BaseException], object]) -> int:
+def _launch(
+    args: Any, config: RunConfig, signals: Signals, nursery: Nursery, exporters: Exporters, on_error: Callable[[BaseException], object]
+) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
@@ -106,6 +111,7 @@ def _launch(args: Any, config: RunConfig, signals: Signals, nursery: Nursery, on
     signals.raises = lambda signum: SignalException(f"stopped by {signal.Signals(signum).name}", signal.Signals(signum))
     home, journal, fresh = _open_record(config)
     run_dir = journal.run_dir
+    exporters.attach(journal)
     supervisor = _supervisor(config, journal, signals, nursery)
     signals.on_forced = lambda signum: ending.stopped(supervisor, signum, signals.broke_off)
     threads = surroundings.choose_threads(len(config.slots.active), os.environ, len(os.sched_getaffinity(0)))

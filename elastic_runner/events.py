@@ -188,7 +188,11 @@ class Receipt(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RankProgress(Event):
-    """Where the ranks were, written every few seconds and at the end of an attempt; index is the local rank."""
+    """Where the ranks were, written every few seconds and at the end of an attempt; index is the local rank.
+
+    The waits count from the start of the attempt, what a rank waits for at this moment included. `silent_s`: since its last beat.
+    `step_t`: when the newest step was finished, 0 if none was. `saved_step` is the newest snapshot, `durable_step` the newest on storage.
+    """
 
     name: ClassVar[str] = "progress"
     steps: tuple[int, ...] = ()
@@ -196,6 +200,29 @@ class RankProgress(Event):
     save_stall_s: tuple[float, ...] = ()
     longest_step_s: float = 0.0
     durable_step: int = -1
+    eval_s: tuple[float, ...] = ()
+    last_step_s: tuple[float, ...] = ()
+    silent_s: tuple[float, ...] = ()
+    phases: tuple[str, ...] = ()
+    step_t: float = 0.0
+    saved_step: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataStarved(Event):
+    """A rank's loader does not keep up. Over `over_s` seconds and `steps` steps it waited `waited_s`; `text` is what people are told.
+
+    `workers` are the loader's, -1 if unknown; `enough` of them would keep up by what was measured, 0 where nothing tells.
+    """
+
+    name: ClassVar[str] = "data_starved"
+    rank: int = -1
+    steps: int = 0
+    over_s: float = 0.0
+    waited_s: float = 0.0
+    workers: int = -1
+    enough: int = 0
+    text: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +249,6 @@ KINDS: dict[str, type[Event]] = {
     cls.name: cls
     for cls in (
         RunStarted, AttemptStarted, WorkersSpawned, Restored, FirstStep, RankExited, RankHung, StackDumped, ChaosFired, Failed,
-        Decided, Stopping, Stopped, Receipt, RankProgress, Notice, RunEnded,
+        Decided, Stopping, Stopped, Receipt, RankProgress, DataStarved, Notice, RunEnded,
     )
 }  # fmt: skip

@@ -172,7 +172,7 @@ def fold(events: Iterable[Event], *, gone: bool = False) -> History:
         attempts=tuple(attempts),
         chaos_fired=tuple(e for e in told if isinstance(e, ev.ChaosFired)),
         chaos_unfired=end.chaos_unfired if end else (),
-        notices=tuple(e.text for e in told if isinstance(e, ev.Notice)),
+        notices=tuple(e.text for e in told if isinstance(e, ev.Notice | ev.DataStarved)),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, tzinfo
 from pathlib import Path, PurePath
@@ -37,6 +39,20 @@ def show_history(history: History, console: Console, tz: tzinfo | None = None) -
         console.print()
     for text in remarks:
         console.print(_plain(text), overflow="fold")
+
+
+def history_csv(history: History) -> str:
+    """One row for each attempt; the phases of the recovery that led to it are columns of seconds."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    phases = list(Phases().spent())
+    plain = ["life", "attempt", "started_wall", "world_size", "restored_step", "best_step", "steps_redone"]
+    plain += ["kind", "cause", "decided", "reason"]
+    writer.writerow([*plain, *phases, "recovery_total"])
+    for a in history.attempts:
+        spent = list(a.recovery.spent().values()) if a.recovery else [""] * len(phases)
+        writer.writerow([*(getattr(a, name) for name in plain), *spent, a.recovery.total if a.recovery else ""])
+    return out.getvalue()
 
 
 def show_runs(runs: Sequence[RunSummary], home: Path, console: Console, tz: tzinfo | None = None) -> None:

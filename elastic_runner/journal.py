@@ -18,6 +18,9 @@ from . import events
 from .events import Event
 
 FILE_NAME = "events.jsonl"
+PROGRESS_LINE = b'{"event": "' + events.RankProgress.name.encode() + b'"'
+"""How the lines begin that are most of a long record."""
+_FIELDS = {name: frozenset(f.name for f in dataclasses.fields(cls)) for name, cls in events.KINDS.items()}
 E = TypeVar("E", bound=Event)
 
 
@@ -35,6 +38,8 @@ class Journal:
         self.run_dir = run_dir
         self.clock = clock
         self.attempt = -1
+        self.on_write: Callable[[Event], None] | None = None
+        """Told of each event once it was written."""
         self._wall = wall
         self._node = node or socket.gethostname()
         self._fd = os.open(run_dir / FILE_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -69,6 +74,8 @@ class Journal:
         else:
             self._torn = 0 < written < len(line)
         self._lost += written < len(line)
+        if self.on_write is not None:
+            self.on_write(stamped)
         return stamped
 
     @property
@@ -89,13 +96,48 @@ def read_events(run_dir: Path) -> Iterator[Event]:
                 yield event
 
 
+def read_thinned(run_dir: Path, progress_lines: int = 30_000, upto: int | None = None) -> Iterator[Event]:
+    """As `read_events`, but of a very long record only every k-th of successive progress lines.
+
+    Their numbers count from the start of an attempt, so what lies between two of them is not lost, only told less finely. Every other
+    event, the progress before it, and the newest part of the record are read in full. `upto`: read no further than this many bytes.
+    """
+    skipped, k, at = b"", 1, 0
+    with open(run_dir / FILE_NAME, "rb") as f:
+        size = os.fstat(f.fileno()).st_size if upto is None else upto
+        for i, line in enumerate(f):
+            at += len(line)
+            if at > size:
+                break
+            if not line.startswith(PROGRESS_LINE):
+                for told in (skipped, line):
+                    if told and (event := parse_line(told)) is not None:
+                        yield event
+                skipped = b""
+                continue
+            if k == 1:  # judged by the newest line: the first ones may be short
+                k = max(size // (len(line) * progress_lines), 1)
+            if i % k and at < size - 1024 * len(line):
+                skipped = line
+                continue
+            skipped = b""
+            if (event := parse_line(line)) is not None:
+                yield event
+    if skipped and (event := parse_line(skipped)) is not None:
+        yield event
+
+
 def parse_line(line: bytes) -> Event | None:
     """One line of a record as its event; None if it is torn, damaged or of a kind this version does not know."""
     try:
         body: Any = json.loads(line)
-        cls = events.KINDS[body.pop("event")]
-        known = {f.name for f in dataclasses.fields(cls)}
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in body.items() if k in known}
-        return cls(**fields)
+        name = body.pop("event")
+        cls, known = events.KINDS[name], _FIELDS[name]
+        if not body.keys() <= known:
+            body = {k: v for k, v in body.items() if k in known}
+        for k, v in body.items():
+            if type(v) is list:
+                body[k] = tuple(v)
+        return cls(**body)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

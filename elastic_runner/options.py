@@ -54,6 +54,9 @@ class RunConfig:
     max_nodes: int = 1
     local_addr: str | None = None
     stop_signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    metrics_at: tuple[str, int] | None = None
+    """Host and port at which Prometheus may ask."""
+    on_event: str = ""
     argv: tuple[str, ...] = ()
     script: str = ""
 
@@ -104,6 +107,8 @@ def build_parser() -> _Parser:
     g.add_argument("--dry-run-detectors", action="store_true", help="only record what the hang detection would have done")
     g.add_argument("--keeper-bandwidth", type=float, default=0.0, metavar="MIB", help="write checkpoints at no more than MIB per second")
     g.add_argument("--restore-from", default="", metavar="STEP|PATH", help="begin from this checkpoint instead of the newest one")
+    g.add_argument("--metrics-port", metavar="[HOST:]PORT", help="serve Prometheus metrics there (HOST: 127.0.0.1; PORT 0: any)")
+    g.add_argument("--on-event", default="", metavar="CMD", help="run a shell command for each event, which it gets as JSON on stdin")
     g.add_argument("--config", type=Path, metavar="FILE", help="YAML with options by their long names; the command line and PET_* win")
     # None tells "not given" from torchrun's default of 0, which would forbid every restart
     if "PET_MAX_RESTARTS" not in os.environ:
@@ -191,6 +196,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
         max_nodes=max_nodes,
         local_addr=args.local_addr,
         stop_signals=tuple(s.strip() for s in getattr(args, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT").split(",") if s.strip()),
+        metrics_at=_metrics_at(args.metrics_port),
+        on_event=args.on_event,
         argv=tuple(argv),
         script=script,
     )
@@ -339,6 +346,15 @@ def _sizes(args: argparse.Namespace) -> tuple[int, int]:
     if nproc < 1:
         raise UsageError(f"--nproc-per-node {nproc}: at least one worker is needed")
     return nproc, most
+
+
+def _metrics_at(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"--metrics-port {text!r} is neither a port nor HOST:PORT")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def _slots(args: argparse.Namespace, nproc: int) -> Slots:

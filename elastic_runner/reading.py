@@ -1,4 +1,4 @@
-"""The sub-commands that read the record: `goodrun history` and `goodrun runs`."""
+"""The sub-commands that start nothing: `goodrun history`, `goodrun goodput`, `goodrun plan` and others."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ JSON_SCHEMA = 1
 
 
 def history_main(argv: list[str]) -> int:
-    """`goodrun history [RUN] [--json]`: the attempts of a run, how each ended and what coming back cost."""
-    parser = _parser("history", "Show the attempts of a run: how each ended, what was decided, what coming back cost.")
-    parser.add_argument("run", nargs="?", metavar="RUN", help="a run's id, its beginning, or its directory; by default the newest run")
+    """`goodrun history [RUN] [--json | --csv]`: the attempts of a run, how each ended and what coming back cost."""
+    parser = parser_of_run("history", "Show the attempts of a run: how each ended, what was decided, what coming back cost.", csv=True)
     args = parser.parse_args(argv)
 
     def answer() -> str:
@@ -33,11 +32,13 @@ def history_main(argv: list[str]) -> int:
         history = fold(read_events(run_dir), gone=summarize(run_dir).outcome == "died")
         if args.json:
             return _json(history_as_dict(history))
-        from .history_view import show_history  # rich is slow to import, and the launcher imports this module
+        from .history_view import history_csv, show_history  # rich is slow to import, and the launcher imports this module
 
-        return _drawn(lambda console: show_history(history, console))
+        if args.csv:
+            return history_csv(history)
+        return drawn(lambda console: show_history(history, console))
 
-    return _run("history", answer)
+    return answered("history", answer)
 
 
 def runs_main(argv: list[str]) -> int:
@@ -51,12 +52,47 @@ def runs_main(argv: list[str]) -> int:
             return _json(runs_as_dict(home, runs))
         from .history_view import show_runs  # as above
 
-        return _drawn(lambda console: show_runs(runs, home, console))
+        return drawn(lambda console: show_runs(runs, home, console))
 
-    return _run("runs", answer)
+    return answered("runs", answer)
 
 
-SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {"history": history_main, "runs": runs_main}
+def goodput_main(argv: list[str]) -> int:
+    """`goodrun goodput [RUN] [--json | --csv]`: where the time went."""
+    from .goodput.command import main
+
+    return main(argv)
+
+
+def report_main(argv: list[str]) -> int:
+    """`goodrun report [RUN] [-o FILE]`: the run as a page of HTML."""
+    from .report.command import main
+
+    return main(argv)
+
+
+def top_main(argv: list[str]) -> int:
+    """`goodrun top [RUN]`: a run as it stands."""
+    from .dashboard.command import main
+
+    return main(argv)
+
+
+def plan_main(argv: list[str]) -> int:
+    """`goodrun plan --gpus N …`: what failures a job will meet, and what is left of the time."""
+    from .planning.command import main
+
+    return main(argv, lambda: runs_home(os.environ), lambda answer: answered("plan", answer), drawn)
+
+
+SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "goodput": goodput_main,
+    "history": history_main,
+    "plan": plan_main,
+    "report": report_main,
+    "runs": runs_main,
+    "top": top_main,
+}
 
 
 def history_as_dict(history: History) -> dict[str, Any]:
@@ -73,9 +109,19 @@ def runs_as_dict(home: Path, runs: list[RunSummary]) -> dict[str, Any]:
     return {"schema": JSON_SCHEMA, "home": str(home), "runs": [asdict(run) for run in runs]}
 
 
-def _parser(command: str, description: str) -> argparse.ArgumentParser:
+def parser_of_run(command: str, description: str, *, csv: bool = False) -> argparse.ArgumentParser:
+    """The options of a sub-command that reads one run."""
+    parser = _parser(command, description, csv=csv)
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a run's id, its beginning, or its directory; by default the newest run")
+    return parser
+
+
+def _parser(command: str, description: str, *, csv: bool = False) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"goodrun {command}", description=description, allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="print the same as JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the same as JSON")
+    if csv:
+        form.add_argument("--csv", action="store_true", help="print a table for a spreadsheet")
     return parser
 
 
@@ -83,7 +129,7 @@ def _json(body: dict[str, Any]) -> str:
     return json.dumps(body, indent=2) + "\n"
 
 
-def _drawn(draw: Callable[[Console], None]) -> str:
+def drawn(draw: Callable[[Console], None]) -> str:
     """What `draw` puts on a console; caught first, because rich ends the process by itself when a pipe breaks."""
     from rich.console import Console
 
@@ -96,10 +142,11 @@ def _drawn(draw: Callable[[Console], None]) -> str:
     return caught.get()
 
 
-def _run(command: str, answer: Callable[[], str]) -> int:
+def answered(command: str, answer: Callable[[], str]) -> int:
+    """Print the answer, or in words why there is none; returns the exit status."""
     try:
         text = answer()
-    except (RunNotFound, OSError) as error:
+    except (RunNotFound, ValueError, OSError) as error:
         what = f"cannot read {error.filename or FILE_NAME}: {error.strerror or error}" if isinstance(error, OSError) else error
         print(f"goodrun {command}: {what}", file=sys.stderr)
         return 2

@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Mapping
 
 from ..fault_injection import Fault
-from ..progress import Mark, Progress
+from ..progress import Mark, Phase, Progress
 from .attempt import Attempt, Broken
-from .events import ChaosFired, Failed, FirstStep, Notice, RankExited, RankHung, RankProgress, Receipt, Restored, StackDumped
+from .events import ChaosFired, DataStarved, Failed, FirstStep, Notice, RankExited, RankHung, RankProgress, Receipt, Restored, StackDumped
 from .journal import Journal
+from .starving import StarvingWatch
 
 _PROGRESS_EVERY_S = 5.0
 
@@ -33,6 +34,7 @@ class Recorder:
         self._restored = self._stepped = False
         self._progress_t = 0.0
         self._redone: int | None = None
+        self._starving = StarvingWatch(len(os.sched_getaffinity(0)))
 
     @property
     def training(self) -> bool:
@@ -42,6 +44,7 @@ class Recorder:
     def attempt_begins(self) -> None:
         """A new attempt's ranks exist: what is known of the last one stays only where it is needed to compare."""
         self._restored = self._stepped = False
+        self._starving = StarvingWatch(len(os.sched_getaffinity(0)))
         self._last_sizes, self._sizes = self._sizes or self._last_sizes, None
 
     def look(self, attempt: Attempt) -> None:
@@ -59,25 +62,49 @@ class Recorder:
             self._journal.write(Restored(step=p.restored_step, source=p.restored_from, seconds=round(took, 6)))
         if not self._stepped and all(p.steps_done for p in every):
             self._stepped = True
+            self.progress(pages)  # what was waited for so far belongs to the start
             self._first_step(attempt, every)
         self.best_step = max(self.best_step, *(p.step for p in every)) if self._stepped or not self._fault_t else self.best_step
         if self._journal.clock() - self._progress_t >= _PROGRESS_EVERY_S:
             self.progress(pages)
+            self._starved(pages)
 
     def progress(self, pages: Mapping[int, Progress]) -> None:
         """Write where the ranks are."""
-        self._progress_t = self._journal.clock()
+        self._progress_t = now = self._journal.clock()
         every = [pages[r] for r in sorted(pages)]
         self.best_step = max([self.best_step, *(p.step for p in every if p.steps_done)])
         self._journal.write(
             RankProgress(
                 steps=tuple(p.step for p in every),
-                data_wait_s=tuple(round(p.data_wait_s, 3) for p in every),
-                save_stall_s=tuple(round(p.save_stall_s, 3) for p in every),
+                data_wait_s=tuple(round(p.data_wait_s + p.since(Phase.DATA, now), 3) for p in every),
+                save_stall_s=tuple(round(p.save_stall_s + p.since(Phase.SAVE, now), 3) for p in every),
                 longest_step_s=round(max((p.longest_step_s for p in every), default=0.0), 4),
                 durable_step=max((p.durable_step for p in every), default=-1),
+                eval_s=tuple(round(p.eval_s + p.since(Phase.EVAL, now), 3) for p in every),
+                last_step_s=tuple(round(p.last_step_s, 4) for p in every),
+                silent_s=tuple(round(max(now - p.t, 0.0), 3) if p.t else 0.0 for p in every),
+                phases=tuple(p.phase.name.lower() for p in every),
+                step_t=round(max((p.step_t for p in every if p.steps_done), default=0.0), 6),
+                saved_step=max((p.saved_step for p in every), default=-1),
             )
         )
+
+    def _starved(self, pages: Mapping[int, Progress]) -> None:
+        seen = self._starving.look(self._journal.clock(), pages)
+        if seen is not None:
+            self._say(seen.text)
+            self._journal.write(
+                DataStarved(
+                    rank=seen.rank,
+                    steps=seen.steps,
+                    over_s=round(seen.seconds, 3),
+                    waited_s=round(seen.waited_s, 3),
+                    workers=seen.workers,
+                    enough=seen.enough,
+                    text=seen.text,
+                )
+            )
 
     def failure(self, attempt: Attempt, broken: Broken) -> None:
         """Write down everything known of a failure, before anything is stopped."""

@@ -15,9 +15,8 @@ from random import Random
 from . import events as ev
 from .errors import UsageError
 from .history import fold
-from .journal import FILE_NAME, parse_line
+from .journal import FILE_NAME, PROGRESS_LINE, parse_line
 
-_PROGRESS = b'{"event": "' + ev.RankProgress.name.encode() + b'"'
 _CLOCK_SLACK_S = 60.0
 
 
@@ -178,7 +177,7 @@ def _telling(run_dir: Path) -> Iterator[ev.Event]:
     progress: bytes | None = None
     with open(run_dir / FILE_NAME, "rb") as f:
         for line in f:
-            if line.startswith(_PROGRESS):
+            if line.startswith(PROGRESS_LINE):
                 progress = line
                 continue
             for told in (progress, line):

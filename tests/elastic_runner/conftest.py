@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from torch.distributed.nn.jit import instantiator
 
 from goodrun.elastic_runner import events
 from goodrun.elastic_runner.journal import read_events
+
+settings.register_profile("goodrun", deadline=None, database=None, derandomize=True)  # the same cases each time, and nothing left on disk
+settings.load_profile("goodrun")
 
 JOBS = Path(__file__).parent / "jobs"
 

@@ -1,0 +1,1 @@
+"""`goodrun top`: a run as it stands, on the terminal, live or replayed."""

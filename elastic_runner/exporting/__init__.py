@@ -1,0 +1,1 @@
+"""What leaves the launcher while a run goes on: Prometheus metrics, and a command for each event."""

@@ -1,0 +1,1 @@
+"""`goodrun report`: a run as one page of HTML that needs nothing else."""

@@ -1,0 +1,74 @@
+"""The goodput of real runs: it adds up, agrees with the history, and is printed as text, JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+from itertools import pairwise
+
+import pytest
+
+from goodrun.elastic_runner.goodput.account import account
+from goodrun.elastic_runner.goodput.advice import advise
+from goodrun.elastic_runner.goodput.buckets import Bucket
+from goodrun.elastic_runner.goodput.ledger import fold_nodes
+from goodrun.elastic_runner.history import fold
+from goodrun.elastic_runner.reading import goodput_main, history_main
+
+
+def test_a_run_with_three_faults_adds_up(job, capsys):
+    """A kill, a hang and a lost slot: the ledger's phases are the history's, its pieces have no gap, its sums are the run's."""
+    chaos = "kill:rank=1@step=12; hang:rank=2@step=24; slot-lost:rank=1@step=36"
+    run = job("--nproc-per-node", "3", "--chaos", chaos, "train.py", "60").ok()
+    events = run.events()
+    goodput, history = account(events), fold(events)
+    assert len(history.attempts) == 4
+    assert round(sum(goodput.buckets.values()), 6) == round(goodput.slot_s, 6) == round(3 * goodput.wall_s, 6)
+    [ledger] = fold_nodes(events).values()
+    assert all(a.end == b.begin for a, b in pairwise(ledger.settled().pieces))
+    assert goodput.wall_s == pytest.approx(events[-1].t - events[0].t, abs=2e-6)
+    recoveries = [a.recovery for a in history.attempts if a.recovery]
+    for phase, bucket in [("detect", Bucket.FAULT_DETECT), ("stop", Bucket.FAULT_STOP), ("rendezvous", Bucket.FAULT_RENDEZVOUS)]:
+        assert goodput.buckets[bucket.value] == pytest.approx(3 * sum(getattr(r, phase) for r in recoveries), abs=1e-4)
+    last = recoveries[-1]  # two slots went on
+    assert goodput.groups()["fault"] == pytest.approx(
+        3 * sum(r.total for r in recoveries[:-1])
+        + 3 * (last.detect + last.stop + last.rendezvous)
+        + 2 * (last.total - last.detect - last.stop - last.rendezvous),
+        abs=1e-3,
+    )
+    redone = sum(a.steps_redone or 0 for a in history.attempts)
+    assert redone > 0 and goodput.buckets["redone work"] > 0
+    assert goodput.buckets["idle capacity"] > 0
+    assert goodput.capacity_goodput < goodput.time_goodput < 1
+    assert goodput_main([str(run.run_dir)]) == 0
+    words = capsys.readouterr().out
+    assert "of the time" in words and "redone work" in words and "what to improve next" in words
+    assert goodput_main([str(run.run_dir), "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert sum(body["buckets"].values()) == pytest.approx(body["slot_s"]) and body["schema"] == 1
+    assert goodput_main([str(run.run_dir), "--csv"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert sum(float(row["slot_seconds"]) for row in rows) == pytest.approx(goodput.slot_s)
+    assert history_main([str(run.run_dir), "--csv"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["kind"] for row in rows] == ["signal", "hang", "slot-lost", "finished"]
+    assert float(rows[1]["recovery_total"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("word", "bucket"), [("data=0.05", Bucket.DATA_WAIT), ("save=0.05", Bucket.SAVE_STALL), ("eval=0.05", Bucket.EVAL)]
+)
+def test_the_right_cause_comes_first(job, word, bucket):
+    """A slow loader, a slow disk or a long evaluation is the first thing that the run is told to improve, after its start."""
+    run = job("--nproc-per-node", "2", "slow.py", "60", word).ok()
+    goodput = account(run.events())
+    running = [item.bucket for item in advise(goodput) if item.bucket.group not in ("start-up", "shutdown")]
+    assert running[0] is bucket
+    assert goodput.buckets[bucket.value] == pytest.approx(2 * 59 * 0.05, rel=0.25)
+
+
+def test_no_run_no_answer(tmp_path, capsys):
+    """A run that is not there is said so in words, with status 2."""
+    assert goodput_main([str(tmp_path / "none")]) == 2
+    assert "no run is called" in capsys.readouterr().err
