@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "fault_injection": {"fault_injection", "progress"},
     "progress": set[str](),
     "": {"progress"},
+    "__main__": {"elastic_runner"},
 }
 NOT_PACKAGES = {"elastic_runner/worker_site"}
 
