@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..checkpoint.errors import CheckpointError
 from .history import History, fold
 from .journal import FILE_NAME, read_events
 from .runs import RunNotFound, RunSummary, find_run, list_runs, runs_home, summarize
@@ -56,7 +57,35 @@ def runs_main(argv: list[str]) -> int:
     return _run("runs", answer)
 
 
-SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {"history": history_main, "runs": runs_main}
+def checkpoints_main(argv: list[str]) -> int:
+    """`goodrun checkpoints [DIR] [--verify | --show STEP | --prune N] [--json]`: what lies in a checkpoint directory."""
+    parser = _parser("checkpoints", "List the checkpoints of a directory, newest first; status 1 if one of them is damaged.")
+    parser.add_argument("directory", nargs="?", type=Path, default=Path("checkpoints"), metavar="DIR", help="default: checkpoints")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--verify", action="store_true", help="read every byte and compare it with its checksum")
+    what.add_argument("--show", metavar="STEP|PATH", help="list what is in one")
+    what.add_argument("--prune", type=int, metavar="N", help="delete all but the newest N whole ones, and what was never committed")
+    args = parser.parse_args(argv)
+    damaged = False
+
+    def answer() -> str:
+        nonlocal damaged
+        from . import checkpoints as c  # the launcher imports this module, and has no use for that one
+
+        if args.show is not None:
+            one = c.shown(args.directory, args.show)
+            return _json({"schema": JSON_SCHEMA, **one}) if args.json else c.contents(one)
+        gone = c.pruned(args.directory, args.prune) if args.prune is not None else []
+        rows = c.listed(args.directory, verify=args.verify)
+        damaged = any(not row["whole"] and row["bytes"] is not None for row in rows)
+        if args.json:
+            return _json({"schema": JSON_SCHEMA, "directory": str(args.directory), "checkpoints": rows, "deleted": gone})
+        return "".join(f"deleted {name}\n" for name in gone) + c.table(rows)
+
+    return _run("checkpoints", answer) or int(damaged)
+
+
+SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {"history": history_main, "runs": runs_main, "checkpoints": checkpoints_main}
 
 
 def history_as_dict(history: History) -> dict[str, Any]:
@@ -99,7 +128,7 @@ def _drawn(draw: Callable[[Console], None]) -> str:
 def _run(command: str, answer: Callable[[], str]) -> int:
     try:
         text = answer()
-    except (RunNotFound, OSError) as error:
+    except (RunNotFound, CheckpointError, ValueError, OSError) as error:
         what = f"cannot read {error.filename or FILE_NAME}: {error.strerror or error}" if isinstance(error, OSError) else error
         print(f"goodrun {command}: {what}", file=sys.stderr)
         return 2
