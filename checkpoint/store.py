@@ -16,11 +16,13 @@ from .codec import Place, Tree
 from .errors import CheckpointDamaged, CheckpointMismatch
 from .fence import Fence, Token, own_token
 from .leaving import shared_words
+from .manifest import INDEX_FILE
 from .pending import PendingSave
 from .ranks import Ranks
 from .restoring import Loaded, Offer, Wanted, in_memory, read, settle, stored
 from .retention import Keep
 from .saving import WHEN_BUSY, Saver, capture
+from .stock import stock
 from .wire import ADDRESS_VARIABLE, RESTORE_VARIABLE
 
 
@@ -118,6 +120,8 @@ class Store:
             fault, loaded = candidate.fault, None
             if candidate.manifest is not None:
                 fault, loaded = read(stored(candidate.path, candidate.manifest), wanted, self.ranks)
+            elif source is not None and (candidate.path / ".metadata").is_file() and not (candidate.path / INDEX_FILE).exists():
+                fault, loaded = read(stock(candidate.path), wanted, self.ranks)  # torch's own; only ever by name
             if loaded is not None:
                 return loaded
             self._skip(candidate.path.name, fault)
