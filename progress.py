@@ -67,6 +67,8 @@ class _Word(IntEnum):
     PHASE_TIME = 17
     EVAL_NS = 18
     WORKERS = 19  # one more than there are; 0 is unknown
+    SAVES_ON_STOP = 20
+    LEFT = 21
     MARKS = 24  # one word per Mark from here on
 
 
@@ -94,6 +96,10 @@ class Progress:
     chaos_fired: int
     numbered: bool
     """Whether `step` counts over the whole job: the script numbers its steps, or restored one. Else it counts this attempt's."""
+    saves_on_stop: bool
+    """Whether the rank answers SIGTERM by saving and leaving."""
+    left_step: int
+    """The step that it has saved on the way out, because it was asked to stop; -1 if it has not."""
     step_t: float
     phase_t: float
     marks: tuple[float, ...]
@@ -120,7 +126,7 @@ class Page:
         fd = os.memfd_create("goodrun-page")
         os.ftruncate(fd, PAGE_BYTES)
         page = cls(fd)
-        for word in (_Word.STEP, _Word.RESTORED_STEP, _Word.SAVED_STEP, _Word.DURABLE_STEP):
+        for word in (_Word.STEP, _Word.RESTORED_STEP, _Word.SAVED_STEP, _Word.DURABLE_STEP, _Word.LEFT):
             page._words[word] = -1
         return page, fd
 
@@ -213,6 +219,14 @@ class Page:
         """The checkpoint of this step is complete on storage."""
         self._words[_Word.DURABLE_STEP] = step
 
+    def saves_on_stop(self, does: bool) -> None:
+        """Whether SIGTERM makes this rank save and leave, in place of ending it at once."""
+        self._words[_Word.SAVES_ON_STOP] = does
+
+    def left(self, step: int) -> None:
+        """This rank was asked to stop, has saved `step` and is leaving."""
+        self._words[_Word.LEFT] = step
+
     def restored(self, step: int, source: str) -> None:
         """The state of `step` was restored from `source` (a path, cut to what fits)."""
         self._words[_Word.RESTORED_STEP] = step
@@ -258,6 +272,8 @@ class Page:
             workers=w[_Word.WORKERS] - 1,
             chaos_fired=w[_Word.CHAOS_FIRED],
             numbered=bool(w[_Word.EXPLICIT]) or w[_Word.RESTORED_STEP] >= 0,
+            saves_on_stop=bool(w[_Word.SAVES_ON_STOP]),
+            left_step=w[_Word.LEFT],
             step_t=w[_Word.STEP_TIME] / 1e9,
             phase_t=w[_Word.PHASE_TIME] / 1e9,
             marks=tuple(w[_Word.MARKS + m] / 1e9 for m in Mark),

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Collection
 from types import TracebackType
-from typing import Protocol, runtime_checkable
+from typing import NoReturn, Protocol, runtime_checkable
 
 import torch
 
 from .. import progress
 from . import rng
+from .cadence import Cadence, interval_of
 from .codec import Encoder, Place, Tree
 from .entries import Model, entries_of
-from .errors import CheckpointMismatch
+from .errors import CheckpointError, CheckpointMismatch
+from .leaving import Leaving
 from .pending import PendingSave
 from .restoring import Loaded, Wanted
 from .retention import Keep
 from .store import Store
+from .timing import Timing
 
 # No keyword argument can have this name, so no object of the script can collide with it.
 _RNG = "goodrun.rng"
@@ -49,27 +53,30 @@ class Checkpointer:
         self,
         directory: str | os.PathLike[str],
         *,
-        every: int = 100,
+        every: int | str = 100,
         keep: int | Keep = 3,
         seed: int = 0,
         per_rank: Collection[str] = (),
         when_busy: str = "wait",
         **state: object,
     ) -> None:
-        """`every`: steps between saves; `keep`: checkpoints kept, a number or a rule (`Keep`).
+        """`every`: steps between saves, a time ("30s", "5m"), or "auto": where saving and redoing cost least together; `keep`: checkpoints
+        kept, a number or a rule (`Keep`).
 
         A save finds both slots busy where storage cannot keep up: `when_busy` is "wait", "skip" (this save) or "replace" (the one not begun
         yet). Nothing is written yet; a directory that is not ours is refused.
         """
-        if every < 1:
-            raise ValueError(f"every={every}: a checkpoint can be saved every 1, 2, 3 … steps")
+        self._cadence = Cadence(interval_of(every))
         if unknown := set(per_rank) - set(state):
             raise ValueError(f"per_rank names {sorted(unknown)[0]!r}, which is not among the state given ({', '.join(state)})")
-        self._every, self._seed, self._per_rank = every, seed, frozenset(per_rank)
+        self._seed, self._per_rank = seed, frozenset(per_rank)
         self._entries = entries_of(state)
         self._consumers = [obj for obj in state.values() if isinstance(obj, _Consumer)]
         self._store = Store(directory, keep=keep, when_busy=when_busy)
         self._prepared = False
+        ranks = self._store.ranks
+        self._leaving = Leaving(leader=ranks.rank == min(ranks.local), alone=ranks.size == 1)
+        self._timing = Timing(ranks)
 
     def restore(self, source: str | os.PathLike[str] | int | None = None, *, strict: bool = True, cast: bool = False) -> int:
         """Load the newest whole checkpoint into the objects and return its step; 0 if there is none.
@@ -108,12 +115,35 @@ class Checkpointer:
         if (page := progress.page()) is not None:
             page.beat(step=n)
         self._store.check()
-        if n % self._every == 0:
-            self.save(n)
-        elif not self._prepared:
+        if (words := self._store.shared_page()) is not None:
+            self._leaving.share(words)
+        if self._leaving.due(n):
+            self._leave(n)
+        if self._cadence.passed(n, time.monotonic()):
+            if self._cadence.saves:
+                self._timing.saves(self.save(n))
+            self._timing.plan(self._cadence, n)
+        if not self._prepared:
             # The first step has given the optimizer its state: the memory can be made ready beside the steps before the first save.
             self._store.prepare(self._tree, self._place)
-        self._prepared = True
+            self._leaving.watch()
+            self._prepared = True
+
+    def _leave(self, n: int) -> NoReturn:
+        """Save and go: somebody has asked the job to stop. Every rank is at the same step."""
+        self._leaving.stop()
+        try:
+            with progress.in_phase(progress.Phase.SAVE):
+                self._store.save(n, self._tree(), self._place, when_busy="wait")
+            self._store.wait()
+            text = f"asked to stop: step {n} is saved, leaving"
+            if (page := progress.page()) is not None:
+                page.left(n)
+        except CheckpointError as e:
+            text = f"asked to stop, but {e}"
+        if self._store.ranks.rank == 0:
+            print(f"goodrun: {text}", file=sys.stderr, flush=True)
+        raise SystemExit(128 + signal.SIGTERM)
 
     def save(self, n: int) -> PendingSave:
         """Take a snapshot now, as step `n`; it becomes durable in the background."""
@@ -131,6 +161,7 @@ class Checkpointer:
 
     def close(self) -> None:
         """The end of the script: `wait`, and give the memory of the snapshots back."""
+        self._leaving.stop()
         self._store.close()
 
     def __enter__(self) -> Checkpointer:

@@ -193,7 +193,13 @@ class Keeper:
                 self.running.work.fence.token = guest.token
                 if not set(range(self.running.work.world_size)) <= set(self.running.work.parts):
                     self.running.given_up = "a newer attempt has begun without the other nodes' parts"
-        guest.line.send({"op": "welcome", "pid": os.getpid()})
+        known = shelf.jobs.get(guest.token)
+        if known is None:  # of an attempt that was replaced; it will be told when it saves
+            guest.line.send({"op": "welcome", "pid": os.getpid()})
+            return
+        if known.page is None:
+            known.page = Memory.create(PAGE)
+        guest.line.send({"op": "welcome", "pid": os.getpid()}, fds=(known.page.fd,))
 
     def _layout(self, guest: Guest, shelf: Shelf, m: Message, raw: bytes, fds: list[int]) -> None:
         job = shelf.jobs[guest.token]

@@ -43,6 +43,8 @@ class Link:
     rank: int = 0
     said: dict[int, Said] = field(default_factory=dict)
     troubles: list[str] = field(default_factory=list)
+    page: int = -1
+    """A descriptor of the page that the ranks of this node share; whoever maps it closes it."""
     slots: dict[str, tuple[list[int], str]] = field(default_factory=dict)
     decided: dict[int, bool] = field(default_factory=dict)
     _line: Line | None = None
@@ -128,7 +130,10 @@ class Link:
 
     def _take(self, m: Message, raw: bytes, fds: list[int]) -> None:
         op = m["op"]
-        if op == "durable":
+        if op == "welcome":
+            if fds:
+                self.page = fds[0]
+        elif op == "durable":
             self.said[m["number"]] = Said(path=m["path"])
         elif op == "failed":
             self.said[m["number"]] = Said(why=m["why"], fenced=m.get("fenced", False), replaced=m.get("replaced", False))

@@ -17,6 +17,9 @@ class Fate:
     step: int
     number: int
     said: Said | None = None
+    begun_t: float = 0.0
+    ended_t: float = 0.0
+    """Monotonic seconds."""
     seen: bool = False
     """Whether somebody knows how it ended."""
     reported: bool = False
@@ -41,6 +44,8 @@ class PendingSave:
     def __init__(self, fate: Fate, listen: Callable[[float], None], *, skipped: bool = False) -> None:
         """`listen` takes in what the keeper says, waiting for up to so many seconds."""
         self.fate, self.skipped = fate, skipped
+        self.stall_s = 0.0
+        """How long the training loop was held up."""
         self._listen = listen
 
     @property
@@ -54,6 +59,11 @@ class PendingSave:
         if self.fate.said is None:
             self._listen(0.0)
         return self.fate.said is not None
+
+    @property
+    def durable_s(self) -> float:
+        """Seconds from the call until the checkpoint was known to be durable; 0 before."""
+        return max(self.fate.ended_t - self.fate.begun_t, 0.0)
 
     @property
     def path(self) -> str:

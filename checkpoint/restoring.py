@@ -48,7 +48,7 @@ class Offer:
     generation: int
     path: Path
     entries: tuple[str, ...]
-    index: Callable[[], bytes]
+    index: Callable[[], Index]
     values: Callable[[int], bytes]
     source: Callable[[ExitStack], Source]
     tier: str
@@ -93,7 +93,7 @@ def stored(path: Path, manifest: Manifest) -> Offer:
         generation=manifest.generation,
         path=path,
         entries=manifest.entries,
-        index=lambda: checked_bytes(path, INDEX_FILE, manifest),
+        index=lambda: read_index(checked_bytes(path, INDEX_FILE, manifest)),
         values=values,
         source=lambda files: Files(path, manifest, files),
         tier="storage",
@@ -122,7 +122,7 @@ def in_memory(line: Line, directory: Path) -> Offer | None:
         generation=generation,
         path=directory / m["name"],
         entries=tuple(m["entries"]),
-        index=lambda: index,
+        index=lambda: read_index(index),
         values=lambda rank: slots.values.get(rank, slots.values[0]),
         source=lambda files: slots,
         tier=MEMORY,
@@ -178,7 +178,7 @@ def _agree(mine: CheckpointError | None, ranks: Ranks) -> str | None:
 
 
 def _prepare(offer: Offer, wanted: Wanted, ranks: Ranks) -> _Ready:
-    index = read_index(offer.index())
+    index = offer.index()
     values: dict[str, Any] = json.loads(offer.values(ranks.rank))
     missing = sorted(wanted.entries - set(values))
     unexpected = sorted(set(values) - wanted.entries - wanted.optional)

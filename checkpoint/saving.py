@@ -131,7 +131,7 @@ class Saver:
     def save(self, step: int, state: Captured, *, when_busy: str | None = None) -> PendingSave:
         """Take a snapshot. Returns when the copy is done; what becomes of it the handle tells."""
         self._count += 1
-        before, self.last = self.last, Fate(step, self._count)
+        before, self.last = self.last, Fate(step, self._count, begun_t=time.monotonic())
         fate, pending = self.last, PendingSave(self.last, self.listen)
         atexit.register(self._at_exit)
         try:
@@ -218,7 +218,7 @@ class Saver:
         for number in list(self.link.said):
             said, fate = self.link.said.pop(number), self._open.pop(number, None)
             if fate is not None:
-                fate.said = said
+                fate.said, fate.ended_t = said, time.monotonic()
                 if said.path and page is not None:
                     page.durable(fate.step)
                 if fate is not self.last and said.why and not fate.seen and not said.replaced:

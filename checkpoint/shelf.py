@@ -63,6 +63,8 @@ class Job:
     """Of each layout: the entries, the index and torch's metadata, as rank 0 gave them."""
     gone: dict[int, bool] = field(default_factory=dict)
     decided: dict[int, bool] = field(default_factory=dict)
+    page: Memory | None = None
+    """What the ranks of this node share to agree on a step."""
 
 
 @dataclass
@@ -101,6 +103,8 @@ class Shelf:
                 if not layout.slots:
                     del job.layouts[name, rank]
             if token != self.token and not needed:
+                if job.page is not None:
+                    job.page.close()
                 del self.jobs[token]
 
     def take_spare(self, size: int) -> Memory | None:

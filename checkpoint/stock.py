@@ -1,28 +1,30 @@
-"""Reading of torch's own checkpoint format without running code from it.
+"""Reading of checkpoints that torch's own dcp.save wrote, without running code from them.
 
-`.metadata` is a pickle, and so are stock DCP's non-tensor items. The first is read by an unpickler that knows the dozen harmless
-classes DCP puts there and no other; the second are never written by goodrun and refused on reading.
+`.metadata` is a pickle, and so are the non-tensor items. The first is read by an unpickler that knows the dozen harmless classes DCP puts
+there and no other; the second by torch's own restricted one (weights_only), which knows plain values and tensors.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
+import json
+import os
 import pickle
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import re
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
-from .errors import CheckpointDamaged, CheckpointMismatch
-from .ranks import Ranks
+from .boxes import Box
+from .codec import Encoder, Place, Tree
+from .errors import CheckpointDamaged
+from .fetch import bytes_of
+from .index import Chunk, Index, TensorEntry
+from .restoring import Offer
 
 _ALLOWED = {
     "torch.distributed.checkpoint.metadata": {
@@ -54,49 +56,118 @@ def read_metadata(path: Path) -> Metadata:
     return metadata
 
 
-class SafeReader(FileSystemReader):
-    """DCP's reader with the restricted unpickler."""
+class _Items:
+    """The items of a stock checkpoint: each is what torch.save made of one tensor or value."""
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index, with the load's identity in it as DCP's own reader does."""
-        metadata = read_metadata(Path(self.path))
-        metadata.storage_meta = metadata.storage_meta or StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
+    def __init__(self, path: Path, files: ExitStack) -> None:
+        self._path, self._files = path, files
+        self._fds: dict[str, int] = {}
+
+    def load(self, file: str, at: int, length: int) -> Any:
+        if file not in self._fds:
+            self._fds[file] = os.open(self._path / file, os.O_RDONLY | os.O_CLOEXEC)
+            self._files.callback(os.close, self._fds[file])
+        raw = os.pread(self._fds[file], length, at)
+        if len(raw) < length:
+            raise CheckpointDamaged(f"{file} ends too early")
+        try:
+            return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as e:
+            raise CheckpointDamaged(f"an item of {file} is a pickle that asks for more than values: it will not be run") from e
 
 
-class _TensorsOnly(DefaultLoadPlanner):
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        raise CheckpointDamaged(f"{read_item.dest_index.fqn} is stored as a pickle: it will not be run")
+class Stock:
+    """A stock checkpoint as a source of bytes."""
+
+    def __init__(self, path: Path, files: ExitStack, lengths: dict[tuple[str, int], int]) -> None:
+        """`lengths` are those of the stored items, by file and offset."""
+        self._items, self._lengths = _Items(path, files), lengths
+
+    def take(self, chunk: Chunk, into: memoryview) -> None:
+        """Load the item, and copy; stock checkpoints have no checksums."""
+        tensor = self._items.load(chunk.file, chunk.at, self._lengths[chunk.file, chunk.at])
+        if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != chunk.box.size or tensor.nbytes != chunk.nbytes:
+            raise CheckpointDamaged(f"an item of {chunk.file} is not the tensor that .metadata names")
+        into[:] = bytes_of(tensor.contiguous())
+
+    def view(self, chunk: Chunk) -> memoryview | None:
+        """Items have to be loaded."""
+        return None
 
 
-def load_tensors(path: Path, names: set[str], templates: Mapping[str, torch.Tensor], ranks: Ranks) -> dict[str, torch.Tensor]:
-    """The tensors `names` of the checkpoint, sharded and placed as `templates` are, else whole on the CPU; templates stay untouched."""
-    saved = read_metadata(path).state_dict_metadata
-    wanted: dict[str, Any] = {}
-    for name in names:
-        meta = saved.get(name)
-        if not isinstance(meta, TensorStorageMetadata):
-            raise CheckpointDamaged(f"the values of {path.name} name the tensor {name}, its .metadata does not")
-        like = templates.get(name)
-        if like is None:
-            wanted[name] = torch.empty(meta.size, dtype=meta.properties.dtype)
-        elif like.shape != meta.size or like.dtype != meta.properties.dtype:
-            # DCP would cast another dtype without a word.
-            raise CheckpointMismatch(
-                f"{name} is {meta.properties.dtype} {tuple(meta.size)} in {path}, {like.dtype} {tuple(like.shape)} in this script: "
-                "give the script the model that was saved, or another directory"
-            )
+def stock(path: Path) -> Offer:
+    """The stock checkpoint at this path as an offer; its step is the last number in its name. Raises CheckpointDamaged."""
+    metadata = read_metadata(path)
+    stored = {(index.fqn, tuple(index.offset or ())): info for index, info in (metadata.storage_data or {}).items()}
+    lengths = {(info.relative_path, info.offset): info.length for info in stored.values()}
+    tensors: dict[str, TensorEntry] = {}
+    for name, meta in metadata.state_dict_metadata.items():
+        if isinstance(meta, TensorStorageMetadata):
+            chunks = tuple(_chunk(name, Box(tuple(c.offsets), tuple(c.sizes)), meta, stored) for c in meta.chunks)
+            tensors[name] = TensorEntry(str(meta.properties.dtype).removeprefix("torch."), tuple(meta.size), chunks)
+    values = _values(path, metadata, tensors)
+    numbers = re.findall(r"\d+", path.name)
+    return Offer(
+        step=int(numbers[-1]) if numbers else 0,
+        world_size=len({info.relative_path for info in stored.values()}),
+        started=0,
+        generation=0,
+        path=path,
+        entries=tuple(values),
+        index=lambda: Index(tensors, {}),
+        values=lambda rank: json.dumps(values).encode(),
+        source=lambda files: Stock(path, files, lengths),
+        tier="storage",
+    )
+
+
+def _chunk(name: str, box: Box, meta: TensorStorageMetadata, stored: dict[tuple[str, tuple[int, ...]], Any]) -> Chunk:
+    info = stored.get((name, box.offset))
+    if info is None:
+        raise CheckpointDamaged(f".metadata does not say where {name} is")
+    return Chunk(box, info.relative_path, 0, info.offset, box.count * meta.properties.dtype.itemsize)
+
+
+def _values(path: Path, metadata: Metadata, tensors: dict[str, TensorEntry]) -> dict[str, Any]:
+    """The tree that was saved, in our own JSON, with its tensors by name."""
+    paths: dict[str, tuple[Any, ...]] = metadata.planner_data or {}
+    tree: dict[str, Tree] = {}
+    with ExitStack() as files:
+        items = _Items(path, files)
+        for name in metadata.state_dict_metadata:
+            where = paths.get(name, (name,))
+            if name in tensors:
+                leaf: Any = _Named(name)
+            else:
+                info = (metadata.storage_data or {})[MetadataIndex(name)]
+                leaf = items.load(info.relative_path, info.offset, info.length)
+            _put(tree, where, leaf)
+    encoder = _NamedEncoder(lambda name, tensor: Place.OWN)
+    return {str(key): encoder.encode(value, str(key)) for key, value in tree.items()}
+
+
+class _Named:
+    """Stands for a tensor that is read later."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class _NamedEncoder(Encoder):
+    def encode(self, value: Tree, *path: str | int) -> Any:
+        return {"$": "shared", "name": value.name} if isinstance(value, _Named) else super().encode(value, *path)
+
+
+def _put(tree: Any, where: tuple[Any, ...], leaf: Any) -> None:
+    """Set a value in nested dicts and lists, which are made as the path needs them."""
+    for key, after in itertools.pairwise(where):
+        fresh: Any = [] if isinstance(after, int) else {}
+        if isinstance(tree, list):
+            tree.extend([None] * (key + 1 - len(tree)))
+            tree[key] = fresh if tree[key] is None else tree[key]
         else:
-            wanted[name] = torch.empty_like(like, requires_grad=False)
-    with without_lone_process_warning():
-        load(wanted, storage_reader=SafeReader(path), planner=_TensorsOnly(), process_group=ranks.group)
-    return wanted
-
-
-@contextmanager
-def without_lone_process_warning() -> Iterator[None]:
-    """DCP warns whenever it runs without a process group; here that is a supported way of working, not an oversight."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        yield
+            tree.setdefault(key, fresh)
+        tree = tree[key]
+    if isinstance(tree, list):
+        tree.extend([None] * (where[-1] + 1 - len(tree)))
+    tree[where[-1]] = leaf

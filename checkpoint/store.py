@@ -15,11 +15,14 @@ from . import catalogue
 from .codec import Place, Tree
 from .errors import CheckpointDamaged, CheckpointMismatch
 from .fence import Fence, Token, own_token
+from .leaving import shared_words
+from .manifest import INDEX_FILE
 from .pending import PendingSave
 from .ranks import Ranks
 from .restoring import Loaded, Offer, Wanted, in_memory, read, settle, stored
 from .retention import Keep
 from .saving import WHEN_BUSY, Saver, capture
+from .stock import stock
 from .wire import ADDRESS_VARIABLE, RESTORE_VARIABLE
 
 
@@ -61,6 +64,7 @@ class Store:
         with progress.in_phase(progress.Phase.SAVE):
             state = capture(tree, place)
             pending = self._saver.save(step, state, when_busy=when_busy)
+        pending.stall_s = (time.monotonic_ns() - begin) / 1e9
         if (page := progress.page()) is not None:
             if state.fault is None and not pending.skipped:
                 page.saved(step)
@@ -79,6 +83,13 @@ class Store:
             self._saver.wait()
         if (page := progress.page()) is not None:
             page.save_stalled(time.monotonic_ns() - begin)
+
+    def shared_page(self) -> memoryview | None:
+        """What the ranks of this node share to agree on a step, once the keeper has sent it; None where ranks are on several nodes."""
+        if self._saver.link.page < 0 or self.ranks.size != len(self.ranks.local):
+            return None
+        fd, self._saver.link.page = self._saver.link.page, -1
+        return shared_words(fd)
 
     def close(self) -> None:
         """Wait, and give the memory back."""
@@ -109,6 +120,8 @@ class Store:
             fault, loaded = candidate.fault, None
             if candidate.manifest is not None:
                 fault, loaded = read(stored(candidate.path, candidate.manifest), wanted, self.ranks)
+            elif source is not None and (candidate.path / ".metadata").is_file() and not (candidate.path / INDEX_FILE).exists():
+                fault, loaded = read(stock(candidate.path), wanted, self.ranks)  # torch's own; only ever by name
             if loaded is not None:
                 return loaded
             self._skip(candidate.path.name, fault)

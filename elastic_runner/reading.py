@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..checkpoint.errors import CheckpointError
 from .history import History, fold
 from .journal import FILE_NAME, read_events
 from .runs import RunNotFound, RunSummary, find_run, list_runs, runs_home, summarize
@@ -85,7 +86,36 @@ def plan_main(argv: list[str]) -> int:
     return main(argv, lambda: runs_home(os.environ), lambda answer: answered("plan", answer), drawn)
 
 
+def checkpoints_main(argv: list[str]) -> int:
+    """`goodrun checkpoints [DIR] [--verify | --show STEP | --prune N] [--json]`: what lies in a checkpoint directory."""
+    parser = _parser("checkpoints", "List the checkpoints of a directory, newest first; status 1 if one of them is damaged.")
+    parser.add_argument("directory", nargs="?", type=Path, default=Path("checkpoints"), metavar="DIR", help="default: checkpoints")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--verify", action="store_true", help="read every byte and compare it with its checksum")
+    what.add_argument("--show", metavar="STEP|PATH", help="list what is in one")
+    what.add_argument("--prune", type=int, metavar="N", help="delete all but the newest N whole ones, and what was never committed")
+    args = parser.parse_args(argv)
+    damaged = False
+
+    def answer() -> str:
+        nonlocal damaged
+        from . import checkpoints as c  # the launcher imports this module, and has no use for that one
+
+        if args.show is not None:
+            one = c.shown(args.directory, args.show)
+            return _json({"schema": JSON_SCHEMA, **one}) if args.json else c.contents(one)
+        gone = c.pruned(args.directory, args.prune) if args.prune is not None else []
+        rows = c.listed(args.directory, verify=args.verify)
+        damaged = any(not row["whole"] and row["bytes"] is not None for row in rows)
+        if args.json:
+            return _json({"schema": JSON_SCHEMA, "directory": str(args.directory), "checkpoints": rows, "deleted": gone})
+        return "".join(f"deleted {name}\n" for name in gone) + c.table(rows)
+
+    return answered("checkpoints", answer) or int(damaged)
+
+
 SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "checkpoints": checkpoints_main,
     "goodput": goodput_main,
     "history": history_main,
     "plan": plan_main,
@@ -146,7 +176,7 @@ def answered(command: str, answer: Callable[[], str]) -> int:
     """Print the answer, or in words why there is none; returns the exit status."""
     try:
         text = answer()
-    except (RunNotFound, ValueError, OSError) as error:
+    except (RunNotFound, CheckpointError, ValueError, OSError) as error:
         what = f"cannot read {error.filename or FILE_NAME}: {error.strerror or error}" if isinstance(error, OSError) else error
         print(f"goodrun {command}: {what}", file=sys.stderr)
         return 2

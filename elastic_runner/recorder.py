@@ -106,6 +106,18 @@ class Recorder:
                 )
             )
 
+    def way_out(self, before: Mapping[int, Progress], after: Mapping[int, Progress]) -> None:
+        """Say which checkpoint a job that was told to stop has left, where it keeps any."""
+        if not any(p.restored_step >= 0 or p.saved_step >= 0 or p.marks[Mark.RESTORE_END] for p in after.values()):
+            return
+        had, has = (max(p.durable_step for p in pages.values()) for pages in (before, after))
+        left = min(p.left_step for p in after.values())
+        if left >= 0 or has > had:
+            self.notice(f"step {max(left, has)} was saved on the way out")
+            return
+        resumes = max(has, *(p.restored_step for p in after.values()))
+        self.notice(f"no checkpoint was made on the way out: the next run goes on from step {max(resumes, 0)}")
+
     def failure(self, attempt: Attempt, broken: Broken) -> None:
         """Write down everything known of a failure, before anything is stopped."""
         pages = attempt.pages()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ..progress import Phase
+from ..progress import Phase, Progress
 from . import processes
 from .attempt import Attempt, signal_name
 from .events import Stopped, Stopping
@@ -50,6 +50,8 @@ class Stopper:
     say: Callable[[str], None]
     asked: int | None = None
     """A stop signal that came while ranks were being stopped already."""
+    last_pages: dict[int, Progress] = field(default_factory=dict)
+    """The ranks' pages as they were at the end."""
 
     def stop(self, attempt: Attempt, signum: int, grace_s: float, why: str, *, ask: bool = True, hung: int | None = None) -> None:
         """End every rank of `attempt`: send `signum` (unless `ask` is False), wait up to `grace_s` seconds, kill what is left.
@@ -60,10 +62,12 @@ class Stopper:
         if ask and any(not r.look() for r in attempt.ranks):
             self.journal.write(Stopping(signal=signal_name(signum), why=why))
             for r in attempt.ranks:
-                if r.rank == hung:
+                # with a peer gone no save can come of it, and a rank that saves when it is asked to stop would try
+                if r.rank == hung or (why == "restart" and r.page.read().saves_on_stop):
                     processes.kill_session(r.pid)
             context.ask(signum)
         stuck = self._wait(attempt, begin + grace_s, hopeless=why == "restart")
+        self.last_pages = attempt.pages()
         killed = (*stuck, *(r.rank for r in attempt.ranks if not r.look()))
         context.close(signal.SIGKILL, 0)
         self.journal.write(Stopped(seconds=round(time.monotonic() - begin, 6), killed=killed))

@@ -162,6 +162,8 @@ class Supervisor:
         code = next((r.code for r in attempt.ranks if r.rank == broken.failure.rank), None)
         if code is not None and -code in self.passed_on:
             self._stop(attempt, -code, ask=False)
+        if any(p.left_step >= 0 for p in attempt.pages().values()):  # asked from outside; all ranks have agreed on a step and leave
+            self._stop(attempt, signal.SIGTERM, ask=False)
         return False
 
     def _broken(self, attempt: Attempt, broken: Broken) -> Outcome:
@@ -219,8 +221,10 @@ class Supervisor:
         if ask:
             ranks = len(attempt.ranks)
             self.say(f"{signal_name(signum)}: asked {ranks} ranks to stop; they have {grace} s (a second Ctrl-C kills them now)")
-        self.recorder.progress(attempt.pages())
+        before = attempt.pages()
+        self.recorder.progress(before)
         self.stopper.stop(attempt, signum, grace, "signal", ask=ask)
+        self.recorder.way_out(before, self.stopper.last_pages)
         raise self.signals.raises(signum)  # torch leaves the rendezvous open for the other nodes when this passes through it
 
     def end(self) -> None:

@@ -1,0 +1,65 @@
+"""When a checkpoint is saved: the pure rules, by table."""
+
+from __future__ import annotations
+
+import pytest
+
+from goodrun.checkpoint import Keep
+from goodrun.checkpoint.cadence import Cadence, failure_every_s, interval_of, optimum
+from goodrun.checkpoint.retention import Dated, superfluous
+
+
+@pytest.mark.parametrize(("every", "is_"), [(7, 7), ("30s", 30.0), ("1.5m", 90.0), ("2h", 7200.0), ("auto", None)])
+def test_what_every_may_be(every: int | str, is_: object) -> None:
+    """Steps, times with a unit, or "auto"."""
+    assert interval_of(every) == is_
+
+
+@pytest.mark.parametrize("every", [0, -3, True, "30", "0s", "often", 2.5])
+def test_what_every_may_not_be(every: object) -> None:
+    """All else is refused with what can be given."""
+    with pytest.raises(ValueError, match="every="):
+        interval_of(every)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("stall", "durable", "failure", "seconds"),
+    [
+        (9.0, 0.0, 49.5 * 3600, 1791.0),  # Young: the square root of 2 × 9 × 178200
+        (0.1, 2.0, 100.0, 10.0),  # the square root would be 4.5 s: that is more than 1 % of the time
+        (0.001, 60.0, 3600.0, 60.0),  # storage takes a minute for one
+    ],
+)
+def test_optimum(stall: float, durable: float, failure: float, seconds: float) -> None:
+    """Young's interval, never above one part in a hundred of the time, never faster than storage."""
+    choice = optimum(stall, durable, failure)
+    assert choice.seconds == pytest.approx(seconds, rel=1e-3)
+    assert stall / choice.seconds <= 0.01 + 1e-9
+
+
+def test_faults_outweigh_what_is_published() -> None:
+    """A run that fails every ten minutes soon saves for that, not for what large fleets have published."""
+    assert failure_every_s(8, 0, 0.0) == pytest.approx(365 * 24 * 3600 / (0.17 * 8))
+    assert failure_every_s(8, 5000, 5000 * 600.0) < 2 * 600 * 4
+
+
+def test_times_become_steps() -> None:
+    """A time is turned into a number of steps by how long steps take; all else is counting."""
+    cadence = Cadence(10.0)
+    passed = [n for n in range(1, 8) if cadence.passed(n, n * 0.5)]
+    assert passed[0] == 5
+    assert not cadence.saves, "nothing is saved to learn how long steps take"
+    assert cadence.steps_for(10.0) == 20
+    cadence.next_at(25)
+    assert [n for n in range(8, 27) if cadence.passed(n, n * 0.5)] == [25, 26]
+    assert cadence.saves
+
+
+def test_what_is_kept() -> None:
+    """The newest, those at round steps, and one in so many hours; whatever is not kept is named."""
+    whole = [Dated(f"s{n}", n, n * 1800.0) for n in range(12, 0, -1)]
+    assert superfluous(whole, Keep(last=2)) == [f"s{n}" for n in range(10, 0, -1)]
+    assert superfluous(whole, Keep(last=1, every_steps=4)) == ["s11", "s10", "s9", "s7", "s6", "s5", "s3", "s2", "s1"]
+    assert superfluous(whole, Keep(last=1, every_hours=2)) == ["s11", "s10", "s8", "s7", "s6", "s4", "s3", "s2"]
+    with pytest.raises(ValueError, match="at least one"):
+        Keep(last=0)
