@@ -69,6 +69,7 @@ class _Word(IntEnum):
     WORKERS = 19  # one more than there are; 0 is unknown
     SAVES_ON_STOP = 20
     LEFT = 21
+    SAVE_EVERY = 22
     MARKS = 24  # one word per Mark from here on
 
 
@@ -100,6 +101,8 @@ class Progress:
     """Whether the rank answers SIGTERM by saving and leaving."""
     left_step: int
     """The step that it has saved on the way out, because it was asked to stop; -1 if it has not."""
+    save_every: int
+    """Steps between checkpoints; 0 where there are none, or they come by time."""
     step_t: float
     phase_t: float
     marks: tuple[float, ...]
@@ -223,6 +226,10 @@ class Page:
         """Whether SIGTERM makes this rank save and leave, in place of ending it at once."""
         self._words[_Word.SAVES_ON_STOP] = does
 
+    def save_every(self, steps: int) -> None:
+        """A checkpoint comes every so many steps."""
+        self._words[_Word.SAVE_EVERY] = steps
+
     def left(self, step: int) -> None:
         """This rank was asked to stop, has saved `step` and is leaving."""
         self._words[_Word.LEFT] = step
@@ -274,6 +281,7 @@ class Page:
             numbered=bool(w[_Word.EXPLICIT]) or w[_Word.RESTORED_STEP] >= 0,
             saves_on_stop=bool(w[_Word.SAVES_ON_STOP]),
             left_step=w[_Word.LEFT],
+            save_every=w[_Word.SAVE_EVERY],
             step_t=w[_Word.STEP_TIME] / 1e9,
             phase_t=w[_Word.PHASE_TIME] / 1e9,
             marks=tuple(w[_Word.MARKS + m] / 1e9 for m in Mark),

@@ -60,8 +60,9 @@ class Checkpointer:
         when_busy: str = "wait",
         **state: object,
     ) -> None:
-        """`every`: steps between saves, a time ("30s", "5m"), or "auto": where saving and redoing cost least together; `keep`: checkpoints
-        kept, a number or a rule (`Keep`).
+        """`every`: steps between saves, a time ("30s", "5m"), or "auto": where saving and redoing cost least together.
+
+        `keep`: how many checkpoints are kept, or a rule (`Keep`).
 
         A save finds both slots busy where storage cannot keep up: `when_busy` is "wait", "skip" (this save) or "replace" (the one not begun
         yet). Nothing is written yet; a directory that is not ours is refused.
@@ -127,6 +128,8 @@ class Checkpointer:
             # The first step has given the optimizer its state: the memory can be made ready beside the steps before the first save.
             self._store.prepare(self._tree, self._place)
             self._leaving.watch()
+            if page is not None and isinstance(self._cadence.interval, int):
+                page.save_every(self._cadence.interval)
             self._prepared = True
 
     def _leave(self, n: int) -> NoReturn:

@@ -213,7 +213,7 @@ class Drain:
             entries=work.entries,
             files=files,
             items=items,
-            committed=time.time(),
+            committed=float(int(time.time())),
         )
         self._disk.sync_directory(work.path)
         # Between this look and the rename lies less than a millisecond: that is what the fence leaves open.

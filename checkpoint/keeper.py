@@ -8,7 +8,6 @@ import queue
 import selectors
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,27 +19,15 @@ from pathlib import Path
 from .catalogue import fresh_name
 from .drain import Abandoned, Drain, Limiter, Part, Work
 from .errors import CheckpointError, CheckpointFenced
-from .fence import Fence, Token, fenced
-from .memory import PAGE, Memory, SlotShape, available
-from .retention import Keep
-from .shelf import Job, Layout, Shelf, Snapshot, State
+from .fence import Fence, Token
+from .hosting import Guest, Host, say
+from .memory import PAGE
+from .shelf import Shelf, Snapshot, State
 from .storage import Disk
-from .wire import Gone, Line, Message, address_of, same_user
+from .wire import Gone, Line, address_of, same_user
 
-_NOBODY = Token(0, 0)
 _ALONE_S = 20.0
 """How long a keeper that a rank has started waits for its first connection."""
-
-
-@dataclass
-class Guest:
-    """A rank that is connected."""
-
-    line: Line
-    directory: str = ""
-    token: Token = _NOBODY
-    rank: int = -1
-    asked_to_settle: bool = False
 
 
 @dataclass
@@ -62,13 +49,14 @@ class Keeper:
     limiter: Limiter = field(default_factory=Limiter)
     parent: int = -1
     """A descriptor that ends when the launcher does; -1: the keeper lives as long as ranks are connected."""
-    shelves: dict[str, Shelf] = field(default_factory=dict)
-    guests: dict[int, Guest] = field(default_factory=dict)
     running: _Running | None = None
     _done: queue.SimpleQueue[Callable[[], None]] = field(default_factory=queue.SimpleQueue)
     _work: queue.SimpleQueue[_Running | None] = field(default_factory=queue.SimpleQueue)
-    _allocating: int = 0
     _parent_gone: bool = False
+
+    def __post_init__(self) -> None:
+        """Nobody is here yet."""
+        self.host = Host(self._post, self._newer)
 
     def run(self) -> None:
         """Serve until the launcher (or the last rank) is gone and everything whole is written."""
@@ -88,31 +76,29 @@ class Keeper:
                 key.data()
             while not self._done.empty():
                 self._done.get()()
-            met = met or bool(self.guests)
+            met = met or bool(self.host.guests)
             self._start_next()
+        self.listener.close()  # whoever comes now finds nobody, and starts another
         self._work.put(None)
         writer.join()
 
     def _over(self, met: bool, born: float) -> bool:
-        if self.running is not None or self._allocating or any(s.state is State.WAITING for s in self._all()):
+        if self.running is not None or self.host.allocating or any(s.state is State.WAITING for s in self.host.snapshots()):
             return False
         if self.parent >= 0:
             return self._parent_gone
-        return not self.guests and (met or time.monotonic() - born > _ALONE_S)
+        return not self.host.guests and (met or time.monotonic() - born > _ALONE_S)
 
     def _patience(self) -> float | None:
-        times = [s.not_before - time.monotonic() for s in self._all() if s.state is State.WAITING]
+        times = [s.not_before - time.monotonic() for s in self.host.snapshots() if s.state is State.WAITING]
         if self.running is None and times:
             return max(min(times), 0)
-        return 1.0 if self.parent < 0 and not self.guests else None
-
-    def _all(self) -> list[Snapshot]:
-        return [s for shelf in self.shelves.values() for s in shelf.snapshots]
+        return 1.0 if self.parent < 0 and not self.host.guests else None
 
     def _parent_ends(self) -> None:
         self._selector.unregister(self.parent)
         self._parent_gone = True
-        for shelf in self.shelves.values():
+        for shelf in self.host.shelves.values():
             shelf.closing = True
 
     # -- talking -------------------------------------------------------------------------------------------------------
@@ -123,192 +109,37 @@ class Keeper:
             sock.close()
             return
         guest = Guest(Line(sock))
-        self.guests[guest.line.fileno()] = guest
+        self.host.guests[guest.line.fileno()] = guest
         self._selector.register(sock, selectors.EVENT_READ, partial(self._hear, guest))
 
     def _hear(self, guest: Guest) -> None:
         try:
-            guest.line.read()
-            for message, raw, fds in guest.line.messages():
-                self._obey(guest, message, raw, fds)
+            self.host.hear(guest)
         except Gone:
-            self._leaves(guest)
+            self._selector.unregister(guest.line.sock)
+            self.host.leaves(guest)
 
-    def _leaves(self, guest: Guest) -> None:
-        self._selector.unregister(guest.line.sock)
-        del self.guests[guest.line.fileno()]
-        guest.line.close()
-        shelf = self.shelves.get(guest.directory)
-        if shelf is None or guest.token not in shelf.jobs:
-            return
-        shelf.jobs[guest.token].gone[guest.rank] = True
-        for snapshot in [s for s in shelf.snapshots if s.token == guest.token and s.state is State.COPYING and guest.rank not in s.given]:
-            self._lost_rank(shelf, snapshot, guest.rank)
-
-    def _lost_rank(self, shelf: Shelf, snapshot: Snapshot, rank: int) -> None:
-        shelf.snapshots.remove(snapshot)
-        why = f"step {snapshot.step} was not saved: rank {rank} left before it had copied its part"
-        self._tell(shelf, snapshot, {"op": "failed", "number": snapshot.number, "why": why})
-
-    def _obey(self, guest: Guest, m: Message, raw: bytes, fds: list[int]) -> None:
-        op = m["op"]
-        if op == "hello":
-            self._hello(guest, m)
-            return
-        shelf = self.shelves.get(m.get("directory", guest.directory))
-        if op == "settle":
-            guest.directory, guest.asked_to_settle = m["directory"], True
-            self._settled()
-        elif shelf is None:
-            guest.line.send({"op": "nothing"})
-        elif op == "newest":
-            self._newest(guest, shelf)
-        elif guest.token < shelf.token:
-            why = fenced(Path(shelf.directory), shelf.token, guest.token)
-            guest.line.send({"op": "failed", "number": m.get("number", 0), "why": why, "fenced": True})
-        elif op == "layout":
-            self._layout(guest, shelf, m, raw, fds)
-        elif op == "given":
-            self._given(guest, shelf, m)
-        elif op == "fault":
-            self._fault(guest, shelf, m)
-        elif op == "may":
-            self._may(guest, shelf, m)
-        elif op == "closing":
-            shelf.closing = True
-            for snapshot in shelf.snapshots:
-                snapshot.not_before = min(snapshot.not_before, time.monotonic() + 0.25)
-
-    def _hello(self, guest: Guest, m: Message) -> None:
-        shelf = self.shelves.setdefault(m["directory"], Shelf(m["directory"]))
-        guest.directory, guest.token, guest.rank, guest.asked_to_settle = m["directory"], Token(*m["token"]), m["rank"], False
-        if guest.token >= shelf.token:
-            job = Job(guest.token, m["world"], tuple(m["local"]), Keep(**m["keep"]), m["torch"], m["fsize"])
-            shelf.closing = False
-            for dropped in shelf.begins(job):
-                self._tell(shelf, dropped, {"op": "failed", "number": dropped.number, "why": "its attempt was replaced"})
-            shelf.jobs[guest.token].gone.pop(guest.rank, None)
-            if self.running is not None and self.running.shelf is shelf and self.running.snapshot.token < guest.token:
-                # This keeper serves both attempts: what the older one finished is the newer one's to commit.
-                self.running.work.fence.token = guest.token
-                if not set(range(self.running.work.world_size)) <= set(self.running.work.parts):
-                    self.running.given_up = "a newer attempt has begun without the other nodes' parts"
-        known = shelf.jobs.get(guest.token)
-        if known is None:  # of an attempt that was replaced; it will be told when it saves
-            guest.line.send({"op": "welcome", "pid": os.getpid()})
-            return
-        if known.page is None:
-            known.page = Memory.create(PAGE)
-        guest.line.send({"op": "welcome", "pid": os.getpid()}, fds=(known.page.fd,))
-
-    def _layout(self, guest: Guest, shelf: Shelf, m: Message, raw: bytes, fds: list[int]) -> None:
-        job = shelf.jobs[guest.token]
-        shape = SlotShape(m["shard"], m["values"])
-        layout = Layout(shape, tuple((at, n, tuple(seals)) for at, n, seals in m["items"]))
-        job.layouts[m["layout"], guest.rank] = layout
-        if guest.rank == 0:
-            split = m["index"]
-            job.blobs = {m["layout"]: (tuple(m["entries"]), raw[:split], raw[split:])}
-        if fds:  # a keeper that took the place of another: the rank has the slots already
-            layout.slots = {slot: Memory(fd, shape.size) for slot, fd in enumerate(fds)}
-            return
-        found = [shelf.take_spare(shape.size) for _ in range(2)]
-        self._allocating += 1
-        threading.Thread(target=self._allocate, args=(guest, layout, m["layout"], [f for f in found if f is not None]), daemon=True).start()
-
-    def _allocate(self, guest: Guest, layout: Layout, name: str, memories: list[Memory]) -> None:
-        """In a thread of its own: the pages of a big slot take a while to come."""
-        size, why = layout.shape.size, ""
-        while len(memories) < 2:
-            left = available()
-            if left < size * 1.1:
-                why = f"a snapshot of rank {guest.rank} needs {size >> 20} MiB of memory and {left >> 20} MiB are left"
-                break
-            try:
-                memories.append(Memory.create(size))
-            except OSError as e:
-                why = f"a snapshot of rank {guest.rank} needs {size >> 20} MiB of memory: {e.strerror}"
-                break
-        self._post(lambda: self._allocated(guest, layout, name, memories, why))
-
-    def _allocated(self, guest: Guest, layout: Layout, name: str, memories: list[Memory], why: str) -> None:
-        self._allocating -= 1
-        layout.slots = dict(enumerate(memories))
-        with suppress(Gone):
-            guest.line.send({"op": "slots", "layout": name, "n": len(memories), "why": why}, fds=tuple(m.fd for m in memories))
-
-    def _given(self, guest: Guest, shelf: Shelf, m: Message) -> None:
-        snapshot = shelf.given(guest.token, m["number"], m["step"], m["layout"], guest.rank, m["slot"], m["values"])
-        if snapshot.state is State.COPYING:
-            job = shelf.jobs[guest.token]
-            for rank in job.local:
-                if rank in job.gone and rank not in snapshot.given:
-                    self._lost_rank(shelf, snapshot, rank)
-                    return
-
-    def _fault(self, guest: Guest, shelf: Shelf, m: Message) -> None:
-        """A rank could not copy its part: the others' are of no use."""
-        for snapshot in [s for s in shelf.snapshots if (s.token, s.number) == (guest.token, m["number"])]:
-            shelf.snapshots.remove(snapshot)
-        failed = Snapshot(m["number"], m["step"], guest.token, "", state=State.FAILED)
-        self._tell(shelf, failed, {"op": "failed", "number": m["number"], "why": m["why"]})
-
-    def _may(self, guest: Guest, shelf: Shelf, m: Message) -> None:
-        take, replaced = shelf.may(guest.token, m["number"], m["how"], m["slots"])
-        if replaced is not None:
-            shelf.snapshots.remove(replaced)
-            why = f"step {replaced.step} was not saved: a newer snapshot took its place before it was written"
-            self._tell(shelf, replaced, {"op": "failed", "number": replaced.number, "why": why, "replaced": True})
-        guest.line.send({"op": "decided", "number": m["number"], "take": take})
-
-    def _newest(self, guest: Guest, shelf: Shelf) -> None:
-        snapshot = shelf.newest_whole()
-        if snapshot is None:
-            guest.line.send({"op": "nothing"})
-            return
-        job = shelf.jobs[snapshot.token]
-        entries, index, _ = job.blobs[snapshot.layout]
-        name = fresh_name(snapshot.step, snapshot.token, snapshot.number)
-        head = {"op": "newest", "step": snapshot.step, "world": job.world_size, "token": snapshot.token, "name": name, "entries": entries}
-        guest.line.send(head, raw=index)
-        for rank, (slot, values) in sorted(snapshot.given.items()):
-            layout = job.layouts[snapshot.layout, rank]
-            message = {"op": "part", "rank": rank, "shard": layout.shape.shard, "values": values, "cap": layout.shape.values}
-            guest.line.send(message, fds=(layout.slots[slot].fd,))
-
-    def _tell(self, shelf: Shelf, snapshot: Snapshot, message: Message) -> None:
-        """Tell every rank of the snapshot's attempt; where none is left, tell whoever reads the log."""
-        heard = False
-        for guest in list(self.guests.values()):
-            if (guest.directory, guest.token) == (shelf.directory, snapshot.token):
-                with suppress(Gone):
-                    guest.line.send(message)
-                    heard = True
-        if not heard and message["op"] == "failed":
-            say(message["why"])
-
-    def _settled(self) -> None:
-        for guest in list(self.guests.values()):
-            shelf = self.shelves.get(guest.directory)
-            busy = shelf is not None and any(s.state in (State.WAITING, State.WRITING) for s in shelf.snapshots)
-            if guest.asked_to_settle and not busy:
-                guest.asked_to_settle = False
-                with suppress(Gone):
-                    guest.line.send({"op": "settled"})
+    def _newer(self, shelf: Shelf, token: Token) -> None:
+        """This keeper serves both attempts: what the older one finished is the newer one's to commit."""
+        running = self.running
+        if running is not None and running.shelf is shelf and running.snapshot.token < token:
+            running.work.fence.token = token
+            if len(running.work.parts) < running.work.world_size:
+                running.given_up = "a newer attempt has begun without the other nodes' parts"
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def _start_next(self) -> None:
         if self.running is not None:
             return
-        for shelf in self.shelves.values():
+        for shelf in self.host.shelves.values():
             snapshot = shelf.next(time.monotonic())
             if snapshot is not None:
                 snapshot.state = State.WRITING
                 self.running = _Running(shelf, snapshot, self._work_of(shelf, snapshot))
                 self._work.put(self.running)
                 return
-        self._settled()
+        self.host.settled()
 
     def _work_of(self, shelf: Shelf, snapshot: Snapshot) -> Work:
         job, directory = shelf.jobs[snapshot.token], Path(shelf.directory)
@@ -365,7 +196,7 @@ class Keeper:
             part.shard.release()
         if path is not None:
             snapshot.state = State.DURABLE
-            self._tell(shelf, snapshot, {"op": "durable", "number": snapshot.number, "step": snapshot.step, "path": str(path)})
+            self.host.tell(shelf, snapshot, {"op": "durable", "number": snapshot.number, "step": snapshot.step, "path": str(path)})
             return
         snapshot.tries += 1
         newer = shelf.superseded(snapshot)
@@ -374,25 +205,19 @@ class Keeper:
         why = str(error) if isinstance(error, CheckpointFenced) else f"step {snapshot.step} was not saved to {work.path}: {_words(error)}"
         if at is not None:
             snapshot.state, snapshot.not_before = State.WAITING, at
-            self._tell(shelf, snapshot, {"op": "trouble", "number": snapshot.number, "why": f"{why}; trying again"})
+            self.host.tell(shelf, snapshot, {"op": "trouble", "number": snapshot.number, "why": f"{why}; trying again"})
             return
         snapshot.state = State.FAILED
         with suppress(OSError, CheckpointError):  # the save's own failure is what people have to read; the next commit clears leftovers
             Drain(self.disk, self.limiter).abandon(work)
         lost = {"op": "failed", "number": snapshot.number, "why": why, "fenced": isinstance(error, CheckpointFenced)}
-        self._tell(shelf, snapshot, lost)
+        self.host.tell(shelf, snapshot, lost)
 
 
 def _words(error: Exception | None) -> str:
     if isinstance(error, OSError):
         return f"{error.strerror or error}" + (f" ({os.path.basename(error.filename)})" if error.filename else "")
     return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
-
-
-def say(text: str) -> None:
-    """One line to whoever reads the log."""
-    with suppress(OSError):
-        print(f"goodrun: {text}", file=sys.stderr, flush=True)
 
 
 def listen(name: str) -> socket.socket | None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from weakref import WeakMethod
@@ -16,42 +15,19 @@ from weakref import WeakMethod
 import torch
 
 from .. import progress
-from .codec import Encoder, Place, Tree
 from .errors import CheckpointError, CheckpointFenced
 from .fence import Token
-from .layout import Layout, make_layout, signature_of
 from .link import Link, Said, file_limit
-from .memory import SlotShape
 from .pending import Fate, PendingSave
+from .planning import Captured, Planned
 from .ranks import Ranks
 from .retention import Keep
-from .slots import Slot, fds_of
+from .slots import Slot
 from .wire import Message
 
 WHEN_BUSY = ("wait", "skip", "replace")
 _EXIT_LIMIT_S = 600.0
 """How long the end of the process waits for a save; storage that takes longer is taken for dead."""
-
-
-@dataclass(frozen=True)
-class Captured:
-    """The state as the objects gave it: tensors not copied yet, all else as JSON. `fault` says why it could not be had."""
-
-    tensors: dict[str, torch.Tensor]
-    paths: dict[str, tuple[str | int, ...]]
-    values: bytes = b""
-    entries: tuple[str, ...] = ()
-    fault: str | None = None
-
-
-def capture(tree: Mapping[str, Tree], place: Callable[[str, torch.Tensor], Place]) -> Captured:
-    """Turn a state into what is copied and what is written as text."""
-    encoder = Encoder(place)
-    try:
-        values = {name: encoder.encode(value, name) for name, value in tree.items()}
-        return Captured(encoder.shared, encoder.paths, json.dumps(values).encode(), tuple(values))
-    except Exception as e:  # whatever the script's objects do: the peers have to learn that this rank cannot save
-        return Captured({}, {}, fault=str(e) if isinstance(e, CheckpointError) else f"{type(e).__name__}: {e}")
 
 
 class Saver:
@@ -61,47 +37,14 @@ class Saver:
         """`token` makes the ranks agree on the attempt's token. Nothing is started yet."""
         self._keep, self._ranks, self._when_busy, self._token = keep, ranks, when_busy, token
         self.link = Link(Path(os.path.abspath(directory)), WeakMethod(self._hello), WeakMethod(self._tell_again), ranks.rank)
-        self._layout: Layout | None = None
-        self._shape = SlotShape(0, 0)
-        self._entries: tuple[str, ...] = ()
-        self._slots: list[Slot] = []
-        self._count = self._plans = 0
+        self._planned = Planned(ranks, self.link)
+        self._count = 0
         self._open: dict[int, Fate] = {}
         self.last: Fate | None = None
 
-    # -- planning ------------------------------------------------------------------------------------------------------
-
     def prepare(self, state: Captured) -> None:
-        """Plan for this state and have the slots made, if that has not been done; a collective where the state's shape is new."""
-        if self._fits(state):
-            return
-        faults = [f"rank {r}: {fault}" for r, fault in enumerate(self._ranks.gather(state.fault)) if fault]
-        if faults:
-            raise CheckpointError(faults[0])
-        self._token()
-        self._plans += 1
-        self._layout = make_layout(state.tensors, state.paths, self._ranks, self._plans)
-        # The text of other steps may be longer: numbers grow.
-        most = max(self._ranks.gather(len(state.values)))
-        self._shape, self._entries = SlotShape(self._layout.size, max(1 << 16, 2 * most)), state.entries
-        for slot in self._slots:
-            slot.release()
-        self._slots = []
-        self.link.slots.pop(self._layout.name, None)
-        self._send_layout(self._layout)
-
-    def _fits(self, state: Captured) -> bool:
-        if self._layout is None:
-            return False
-        if state.fault is not None:
-            return True  # this save is lost, the plan is not
-        return len(state.values) <= self._shape.values and signature_of(state.tensors) == self._layout.signature
-
-    def _send_layout(self, layout: Layout) -> None:
-        items = [(p.raw_at, p.piece.nbytes, [p.raw_at + p.piece.nbytes + seal for seal in p.wrapping.seals]) for p in layout.placed]
-        message = {"op": "layout", "layout": layout.name, "shard": self._shape.shard, "values": self._shape.values, "items": items}
-        message |= {"index": len(layout.index), "entries": self._entries}
-        self.link.send(message, layout.index + layout.metadata, fds_of(self._slots))
+        """Plan for this state and have the slots made, ahead of the first save."""
+        self._planned.prepare(state, self._token)
 
     def _hello(self) -> Message:
         ranks = self._ranks
@@ -120,9 +63,8 @@ class Saver:
     def _tell_again(self, link: Link) -> None:
         """The keeper died and there is a new one: give it the slots and the snapshots that are not durable yet."""
         line = link.up()
-        if self._layout is not None:
-            self._send_layout(self._layout)
-        for slot in self._slots:
+        self._planned.send()
+        for slot in self._planned.slots:
             if (fate := self._open.get(slot.number)) is not None:
                 line.send(self._given(fate, slot))
 
@@ -141,7 +83,7 @@ class Saver:
                 why = f"step {step} was not saved to {self.link.directory}: rank {self._ranks.rank}: {state.fault}"
                 self.link.send({"op": "fault", "number": fate.number, "step": step, "why": why})
                 return pending
-            self._await_slots()
+            self._planned.await_slots(self.listen)
             if not self._may(fate, when_busy or self._when_busy):
                 self.last = before  # what the job ends with is decided by the last save that was taken
                 return PendingSave(Fate(step, fate.number, Said(), seen=True), self.listen, skipped=True)
@@ -155,36 +97,8 @@ class Saver:
         return pending
 
     def _given(self, fate: Fate, slot: Slot) -> Message:
-        assert self._layout is not None
-        message: dict[str, Any] = {"op": "given", "number": fate.number, "step": fate.step, "layout": self._layout.name}
-        return message | {"slot": self._slots.index(slot), "values": slot.values}
-
-    def _await_slots(self) -> None:
-        """Until the keeper has made the slots and this rank has them ready: beside the first steps, if there were any."""
-        assert self._layout is not None
-        while not self._slots:
-            if self._layout.name in self.link.slots:
-                fds, why = self.link.slots.pop(self._layout.name)
-                if not fds:
-                    self._layout = None  # the next save asks again
-                    raise CheckpointError(why)
-                if why:
-                    print(f"goodrun: one slot in place of two, so saves wait for each other: {why}", file=sys.stderr, flush=True)
-                self._slots = [Slot(fd, self._shape, self._layout) for fd in fds]
-            else:
-                self.listen(1.0)
-        for slot in self._slots:
-            slot.ready()
-
-    def peek_slots(self) -> None:
-        """Take the slots as soon as they are there, so that they get ready beside the steps; never waits."""
-        if self._layout is not None and not self._slots:
-            self.listen(0.0)
-            if self._layout.name in self.link.slots and self.link.slots[self._layout.name][0]:
-                fds, why = self.link.slots[self._layout.name]
-                if not why:
-                    del self.link.slots[self._layout.name]
-                    self._slots = [Slot(fd, self._shape, self._layout) for fd in fds]
+        message: dict[str, Any] = {"op": "given", "number": fate.number, "step": fate.step, "layout": self._planned.name}
+        return message | {"slot": self._planned.slots.index(slot), "values": slot.values}
 
     def _may(self, fate: Fate, how: str) -> bool:
         """Whether this snapshot is to be taken where slots may be busy; one decision for all ranks."""
@@ -195,7 +109,7 @@ class Saver:
         return self._ranks.from_first(lambda: self._ask(fate, how))  # each node has a keeper of its own: rank 0's decides
 
     def _ask(self, fate: Fate, how: str) -> bool:
-        self.link.send({"op": "may", "number": fate.number, "how": how, "slots": len(self._slots)})
+        self.link.send({"op": "may", "number": fate.number, "how": how, "slots": len(self._planned.slots)})
         while fate.number not in self.link.decided:
             self.listen(1.0)
         return self.link.decided.pop(fate.number)
@@ -203,7 +117,7 @@ class Saver:
     def _free_slot(self) -> Slot:
         self.listen(0.0)
         while True:
-            free = [slot for slot in self._slots if slot.number not in self._open]
+            free = [slot for slot in self._planned.slots if slot.number not in self._open]
             if free:
                 return min(free, key=lambda slot: slot.number)
             self.listen(1.0)
@@ -237,6 +151,7 @@ class Saver:
 
     def check(self) -> None:
         """Say what went wrong with saves that have ended; a failed save never ends the training, but being replaced does."""
+        self._planned.peek(self.listen)
         if self._open:
             self.listen(0.0)
         if self.last is not None and not self.last.seen and self.last.error is not None:
@@ -285,8 +200,6 @@ class Saver:
         if self.last is None or self.last.settled:
             atexit.unregister(self._at_exit)
         self.link.close()
-        for slot in self._slots:
-            slot.release()
-        self._slots, self._layout = [], None
+        self._planned.release()
 
     __del__ = close

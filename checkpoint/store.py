@@ -18,10 +18,11 @@ from .fence import Fence, Token, own_token
 from .leaving import shared_words
 from .manifest import INDEX_FILE
 from .pending import PendingSave
+from .planning import capture
 from .ranks import Ranks
 from .restoring import Loaded, Offer, Wanted, in_memory, read, settle, stored
 from .retention import Keep
-from .saving import WHEN_BUSY, Saver, capture
+from .saving import WHEN_BUSY, Saver
 from .stock import stock
 from .wire import ADDRESS_VARIABLE, RESTORE_VARIABLE
 
@@ -73,7 +74,6 @@ class Store:
 
     def check(self) -> None:
         """Say what became of saves that have ended; never waits."""
-        self._saver.peek_slots()
         self._saver.check()
 
     def wait(self) -> None:

@@ -35,6 +35,8 @@ class Recorder:
         self._progress_t = 0.0
         self._redone: int | None = None
         self._starving = StarvingWatch(len(os.sched_getaffinity(0)))
+        self._in_vain = 0
+        """Failures in a row that left no checkpoint newer than the one before."""
 
     @property
     def training(self) -> bool:
@@ -129,6 +131,7 @@ class Recorder:
             self._journal.write(StackDumped(rank=rank, stack=stack))
         self.progress(pages)
         f = broken.failure
+        self._kept_nothing(list(pages.values()))
         self._fault_t = broken.fault_t
         self._journal.write(
             Failed(
@@ -144,6 +147,19 @@ class Recorder:
                 t=f.t,
             )
         )
+
+    def _kept_nothing(self, pages: list[Progress]) -> None:
+        """Say so when attempts end before their first checkpoint, again and again: restarting then only burns time."""
+        every, trained = max((p.save_every for p in pages), default=0), max((p.steps_done for p in pages), default=0)
+        if not every or not trained or any(p.durable_step >= 0 for p in pages):
+            self._in_vain = 0
+            return
+        self._in_vain += 1
+        if self._in_vain > 1:
+            self.notice(
+                f"no progress is kept: {self._in_vain} attempts in a row ended before a checkpoint, the last after {trained} steps, "
+                f"and a checkpoint comes every {every} steps (Checkpointer(every={every})); save more often"
+            )
 
     def hang(self, broken: Broken, *, dry_run: bool) -> None:
         """Write down what a hang detector found."""

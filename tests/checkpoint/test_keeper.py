@@ -135,24 +135,30 @@ def test_storage_that_cannot_keep_up(keepers: Any, tmp_path: Path, how: str) -> 
     assert [f.step for f in found_in(tmp_path / "ckpt")] == ([2, 1] if how == "skip" else [3, 1])
 
 
-def test_what_a_save_leaves_behind_is_flat(keepers: Any, tmp_path: Path) -> None:
-    """Two hundred saves: no descriptor, no mapping and no shared memory more than after ten, here and in the keeper."""
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("saves", [200, pytest.param(2000, marks=pytest.mark.exhaustive)])
+def test_what_a_save_leaves_behind_is_flat(keepers: Any, tmp_path: Path, saves: int) -> None:
+    """After hundreds of saves: no descriptor, no mapping and no shared memory more than after ten, here and in the keeper."""
     keeper = keepers.start()
     checkpoints = DictCheckpoints(tmp_path / "ckpt", keep=1)
 
     def held() -> list[int]:
-        return [len(os.listdir(f"/proc/{pid}/fd")) for pid in (os.getpid(), keeper.pid)] + [
-            Path(f"/proc/{pid}/maps").read_text().count("goodrun-snapshot") for pid in (os.getpid(), keeper.pid)
-        ]
+        pids = (os.getpid(), keeper.pid)
+        maps = [Path(f"/proc/{pid}/maps").read_text().count("goodrun-snapshot") for pid in pids]
+        return [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids] + maps
+
+    def resident() -> int:
+        return int(Path(f"/proc/{keeper.pid}/statm").read_text().split()[1]) * 4096
 
     for step in range(1, 11):
         checkpoints.save(state_of(step), step).result()
-    before = held()
-    for step in range(11, 201):
+    before, size = held(), resident()
+    for step in range(11, saves + 1):
         checkpoints.save(state_of(step), step)
     checkpoints.wait()
     assert held() == before
-    assert [f.step for f in found_in(tmp_path / "ckpt")] == [200]
+    assert resident() < size + (4 << 20)
+    assert [f.step for f in found_in(tmp_path / "ckpt")] == [saves]
 
 
 def test_rules_of_keeping(keepers: Any, tmp_path: Path) -> None:

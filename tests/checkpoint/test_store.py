@@ -115,6 +115,16 @@ def test_leftovers_go(root: Path) -> None:
     assert not leftover.exists()
 
 
+def test_folders_decide(root: Path) -> None:
+    """No pointer file leads to the newest: with the fence gone and stray folders about, whole checkpoints are found by number."""
+    saved(root, 900, 950, 1000)
+    (root / ".fence.json").unlink()
+    (root / "step-0000002000.tmp").mkdir()
+    (root / "step-2500").mkdir()
+    os.utime(found_in(root)[2].path)
+    assert loaded(root) == (1000, 1000.0)
+
+
 def test_stock_torch_reads_it(root: Path) -> None:
     """torch's own dcp.load finds every tensor under its name."""
     torch.manual_seed(0)

@@ -1,0 +1,27 @@
+"""Steps, labels and learning rates over restarts: nothing is done twice without being counted, and nothing is left out."""
+
+from goodrun.elastic_runner.events import Failed, Notice, Restored
+
+
+def test_every_step_counts_once(job):
+    """A weight that grows by 1 a step is exactly 20 after 20 steps and three kills; labels repeat only after the restored step."""
+    chaos = "kill:rank=0@step=3; kill:rank=1@step=7; kill:rank=0@step=11"
+    j = job("--nproc-per-node", 2, "--chaos", chaos, "counting.py", 20, 2).ok()
+    assert len(j.events(Failed)) == 3
+    lines = [line.split() for line in (j.where / "steps.r1").read_text().splitlines()]
+    assert abs(float(lines[-1][2]) - 20) < 1e-4
+    assert {int(step) for step, _, _ in lines} == set(range(1, 21))
+    rates = {step: {rate for s, rate, _ in lines if s == step} for step, _, _ in lines}
+    assert all(len(seen) == 1 for seen in rates.values()), "a step has the same learning rate in every attempt"
+    weights = {step: {round(float(w)) for s, _, w in lines if s == step} for step, _, _ in lines}
+    assert all(seen == {int(step)} for step, seen in weights.items())
+    assert [e.step for e in j.events(Restored)] == [2, 6, 10]
+
+
+def test_attempts_that_keep_nothing_are_named(job):
+    """Attempts that die before their first checkpoint: from the second on a line says so, with both intervals."""
+    chaos = "kill:rank=0@step=3; kill:rank=1@step=4; kill:rank=0@step=5"
+    j = job("--nproc-per-node", 2, "--chaos", chaos, "counting.py", 8, 50).ok()
+    said = [e.text for e in j.events(Notice) if e.text.startswith("no progress is kept")]
+    assert len(said) == 2
+    assert "2 attempts in a row ended before a checkpoint, the last after 4 steps, and a checkpoint comes every 50 steps" in said[0]
