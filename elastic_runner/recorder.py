@@ -62,7 +62,7 @@ class Recorder:
             self._journal.write(Restored(step=p.restored_step, source=p.restored_from, seconds=round(took, 6)))
         if not self._stepped and all(p.steps_done for p in every):
             self._stepped = True
-            self.progress(pages)  # what was waited for so far belongs to the start
+            self._write_progress([pages[r] for r in sorted(pages)])  # what was waited for so far belongs to the start
             self._first_step(attempt, every)
         self.best_step = max(self.best_step, *(p.step for p in every)) if self._stepped or not self._fault_t else self.best_step
         if self._journal.clock() - self._progress_t >= _PROGRESS_EVERY_S:
@@ -71,9 +71,11 @@ class Recorder:
 
     def progress(self, pages: Mapping[int, Progress]) -> None:
         """Write where the ranks are."""
+        self.best_step = max([self.best_step, *(p.step for p in pages.values() if p.steps_done)])
+        self._write_progress([pages[r] for r in sorted(pages)])
+
+    def _write_progress(self, every: list[Progress]) -> None:
         self._progress_t = now = self._journal.clock()
-        every = [pages[r] for r in sorted(pages)]
-        self.best_step = max([self.best_step, *(p.step for p in every if p.steps_done)])
         self._journal.write(
             RankProgress(
                 steps=tuple(p.step for p in every),
