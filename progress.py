@@ -66,6 +66,8 @@ class _Word(IntEnum):
     EXPLICIT = 16
     PHASE_TIME = 17
     EVAL_NS = 18
+    OWN_NS = 20
+    OWN_SINCE = 21
     WORKERS = 19  # one more than there are; 0 is unknown
     SAVES_ON_STOP = 20
     LEFT = 21
@@ -86,6 +88,8 @@ class Progress:
     data_wait_s: float
     save_stall_s: float
     eval_s: float
+    own_s: float
+    """What the rank did by itself, from having its data to its backward pass, where ranks begin to wait for each other."""
     restored_step: int
     saved_step: int
     durable_step: int
@@ -207,6 +211,13 @@ class Page:
         """The loop waited this long for its next batch."""
         self._words[_Word.DATA_WAIT_NS] += ns
 
+    def meets_peers(self) -> None:
+        """The backward pass begins: what came since the last fetch, save or step was this rank's own work."""
+        w = self._words
+        if w[_Word.PHASE] == Phase.STEP and w[_Word.STEPS_DONE] and w[_Word.OWN_SINCE] != w[_Word.PHASE_TIME]:
+            w[_Word.OWN_SINCE] = w[_Word.PHASE_TIME]  # a second backward of the same batch may have waited for peers
+            w[_Word.OWN_NS] += time.monotonic_ns() - w[_Word.PHASE_TIME]
+
     def save_stalled(self, ns: int) -> None:
         """The loop was held up this long by a checkpoint."""
         self._words[_Word.SAVE_STALL_NS] += ns
@@ -264,6 +275,7 @@ class Page:
             data_wait_s=w[_Word.DATA_WAIT_NS] / 1e9,
             save_stall_s=w[_Word.SAVE_STALL_NS] / 1e9,
             eval_s=w[_Word.EVAL_NS] / 1e9,
+            own_s=w[_Word.OWN_NS] / 1e9,
             restored_step=w[_Word.RESTORED_STEP],
             saved_step=w[_Word.SAVED_STEP],
             durable_step=w[_Word.DURABLE_STEP],

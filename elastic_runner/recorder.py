@@ -84,6 +84,7 @@ class Recorder:
                 longest_step_s=round(max((p.longest_step_s for p in every), default=0.0), 4),
                 durable_step=max((p.durable_step for p in every), default=-1),
                 eval_s=tuple(round(p.eval_s + p.since(Phase.EVAL, now), 3) for p in every),
+                own_s=tuple(round(p.own_s, 3) for p in every),
                 last_step_s=tuple(round(p.last_step_s, 4) for p in every),
                 silent_s=tuple(round(max(now - p.t, 0.0), 3) if p.t else 0.0 for p in every),
                 phases=tuple(p.phase.name.lower() for p in every),

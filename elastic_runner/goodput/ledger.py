@@ -12,6 +12,7 @@ from .. import events as ev
 from ..events import Event
 from .book import Book, Piece
 from .buckets import Bucket
+from .stragglers import Stragglers
 
 _FAR_US = 10**16  # three hundred years: a number that is no time
 
@@ -60,6 +61,7 @@ class Ledger:
         """False once an attempt began of which cannot be told whether it repeats earlier steps."""
         self.newest_us = 0
         """The moment of the newest event, in microseconds since the first."""
+        self.stragglers = Stragglers()
         self.starved = ""
         """What was last said of a loader that does not keep up."""
         self._now = 0
@@ -108,6 +110,7 @@ class Ledger:
                 self.starved = e.text
             case _:
                 pass
+        self.stragglers.add(e)
         self._wall = e.wall or self._wall
 
     def settled(self) -> Book:

@@ -110,7 +110,7 @@ def _advice(goodput: Goodput) -> str:
     if not items:
         return "<section><h2>What to improve next</h2><p>Nothing lost more than half a percent.</p></section>"
     rows = "".join(
-        f"<li><b>{item.slot_s:,.1f} slot-s</b> ({100 * item.share:.1f} %) {escape(item.bucket.value)}: {escape(item.text)}</li>"
+        f"<li><b>{item.slot_s:,.1f} slot-s</b> ({100 * item.share:.1f} %) {escape(item.name)}: {escape(item.text)}</li>"
         for item in items
     )
     return f"<section><h2>What to improve next</h2><ol>{rows}</ol></section>"

@@ -229,6 +229,18 @@ def test_the_last_minutes() -> None:
     assert goodput.time_goodput > 0.98
 
 
+def test_the_rank_that_the_others_wait_for() -> None:
+    """Its lag behind the middle one of its peers, times the ranks it holds up; a few steps, or a small lag, say nothing."""
+    beats = [beat(10 + 5 * i, 1 + 5 * i, ranks=3, own_s=(1.0 * i, 3.0 * i, 1.5 * i)) for i in range(1, 9)]
+    goodput = account([*begin(slots=(0, 1, 2)), *beats])
+    assert goodput.straggling_s == pytest.approx(3 * 7 * (3.0 - 1.25))
+    assert goodput.straggler.startswith("local rank 1 is slower")
+    few = account([*begin(slots=(0, 1, 2)), *beats[:4]])
+    small = [beat(10 + 5 * i, 1 + 5 * i, ranks=3, own_s=(1.0 * i, 1.2 * i, 1.0 * i)) for i in range(1, 9)]
+    for untold in (few, account([*begin(slots=(0, 1, 2)), *small])):
+        assert (untold.straggler, untold.straggling_s) == ("", 0.0)
+
+
 # -- whatever the record has lost ------------------------------------------------------------------------------------------
 
 
