@@ -56,13 +56,13 @@ def _beside(left: list[Text], right: list[Text], half: int) -> list[Text]:
 
 
 def _title(board: Board, goodput: Goodput, width: int) -> Text:
-    line = Text.assemble((f"{board.run.run_id or 'run'} ", "bold"), f"{os.path.basename(board.run.script)}  ")
+    line = Text.assemble((f"{os.path.basename(board.run.script) or 'run'}  ", "bold"))
     line.append(board.state, style=_STATE_STYLE.get(board.state, ""))
     asked, here = len(board.run.slots), len(board.slots)
     line.append(f"  world {board.world_size}" + (f" of {asked}" if here == board.world_size != asked else ""))
     line.append(f"  step {board.step}" if board.step >= 0 else "")
     restarts = f"{board.history.restarts} restart" + ("" if board.history.restarts == 1 else "s")
-    line.append(f"  {restarts}, {show_duration(goodput.wall_s)}", style="dim")
+    line.append(f"  {restarts}, {show_duration(goodput.wall_s)}  {board.run.run_id}", style="dim")
     return line
 
 
