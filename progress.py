@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, unique
 
 PAGE_FD_VARIABLE = "GOODRUN_PAGE_FD"
 PAGE_BYTES = 1024
@@ -44,6 +44,7 @@ class Mark(IntEnum):
     FIRST_STEP = 6  # the first optimizer step (or step beat) of this attempt is done
 
 
+@unique  # two names of one word would overwrite each other without a word
 class _Word(IntEnum):
     """Where each 64-bit word of a page is."""
 
@@ -66,11 +67,11 @@ class _Word(IntEnum):
     EXPLICIT = 16
     PHASE_TIME = 17
     EVAL_NS = 18
-    OWN_NS = 20
-    OWN_SINCE = 21
     WORKERS = 19  # one more than there are; 0 is unknown
     SAVES_ON_STOP = 20
     LEFT = 21
+    OWN_NS = 22
+    OWN_SINCE = 23
     MARKS = 24  # one word per Mark from here on
 
 
