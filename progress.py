@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, unique
 
 PAGE_FD_VARIABLE = "GOODRUN_PAGE_FD"
 PAGE_BYTES = 1024
@@ -44,6 +44,7 @@ class Mark(IntEnum):
     FIRST_STEP = 6  # the first optimizer step (or step beat) of this attempt is done
 
 
+@unique  # two names of one word would overwrite each other without a word
 class _Word(IntEnum):
     """Where each 64-bit word of a page is."""
 
@@ -70,7 +71,9 @@ class _Word(IntEnum):
     SAVES_ON_STOP = 20
     LEFT = 21
     SAVE_EVERY = 22
-    MARKS = 24  # one word per Mark from here on
+    OWN_NS = 23
+    OWN_SINCE = 24
+    MARKS = 32  # one word per Mark from here on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +90,8 @@ class Progress:
     data_wait_s: float
     save_stall_s: float
     eval_s: float
+    own_s: float
+    """What the rank did by itself, from having its data to its backward pass, where ranks begin to wait for each other."""
     restored_step: int
     saved_step: int
     durable_step: int
@@ -210,6 +215,13 @@ class Page:
         """The loop waited this long for its next batch."""
         self._words[_Word.DATA_WAIT_NS] += ns
 
+    def meets_peers(self) -> None:
+        """The backward pass begins: what came since the last fetch, save or step was this rank's own work."""
+        w = self._words
+        if w[_Word.PHASE] == Phase.STEP and w[_Word.STEPS_DONE] and w[_Word.OWN_SINCE] != w[_Word.PHASE_TIME]:
+            w[_Word.OWN_SINCE] = w[_Word.PHASE_TIME]  # a second backward of the same batch may have waited for peers
+            w[_Word.OWN_NS] += time.monotonic_ns() - w[_Word.PHASE_TIME]
+
     def save_stalled(self, ns: int) -> None:
         """The loop was held up this long by a checkpoint."""
         self._words[_Word.SAVE_STALL_NS] += ns
@@ -271,6 +283,7 @@ class Page:
             data_wait_s=w[_Word.DATA_WAIT_NS] / 1e9,
             save_stall_s=w[_Word.SAVE_STALL_NS] / 1e9,
             eval_s=w[_Word.EVAL_NS] / 1e9,
+            own_s=w[_Word.OWN_NS] / 1e9,
             restored_step=w[_Word.RESTORED_STEP],
             saved_step=w[_Word.SAVED_STEP],
             durable_step=w[_Word.DURABLE_STEP],

@@ -108,6 +108,7 @@ class _HookFinder(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self._hooks: dict[str, Callable[[Any], None]] = {
             "torch": _torch_imported,
+            "torch.autograd": _hook_backward,
             "torch.optim.optimizer": _hook_optimizer,
             "torch.utils.data.dataloader": _hook_dataloader,
             "torch.distributed.distributed_c10d": _hook_init,
@@ -160,6 +161,19 @@ def _hook_optimizer(module: Any) -> None:
                 listener()
 
     module.register_optimizer_step_post_hook(stepped)
+
+
+def _hook_backward(module: Any) -> None:
+    backward = module.backward
+
+    @functools.wraps(backward)
+    def met(*args: Any, **kwargs: Any) -> Any:
+        live = progress.page()
+        if live is not None:
+            live.meets_peers()
+        return backward(*args, **kwargs)
+
+    module.backward = met
 
 
 def _hook_dataloader(module: Any) -> None:

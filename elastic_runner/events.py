@@ -191,6 +191,7 @@ class RankProgress(Event):
     """Where the ranks were, written every few seconds and at the end of an attempt; index is the local rank.
 
     The waits count from the start of the attempt, what a rank waits for at this moment included. `silent_s`: since its last beat.
+    `own_s`: from having its data to its backward pass.
     `step_t`: when the newest step was finished, 0 if none was. `saved_step` is the newest snapshot, `durable_step` the newest on storage.
     """
 
@@ -201,6 +202,7 @@ class RankProgress(Event):
     longest_step_s: float = 0.0
     durable_step: int = -1
     eval_s: tuple[float, ...] = ()
+    own_s: tuple[float, ...] = ()
     last_step_s: tuple[float, ...] = ()
     silent_s: tuple[float, ...] = ()
     phases: tuple[str, ...] = ()

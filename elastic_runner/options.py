@@ -84,7 +84,7 @@ def build_parser() -> _Parser:
     parser.__class__ = _Parser
     before = {a.dest for a in parser._actions}
     parser.prog = "goodrun"
-    parser.description = "torchrun's command line for jobs that survive. Sub-commands: goodrun history, goodrun runs."
+    parser.description = "torchrun's command line for jobs that survive. Sub-commands: top, goodput, history, report, runs, plan."
     g = parser.add_argument_group("goodrun's own options")
     g.add_argument("--chaos", metavar="SPEC", help="inject faults, e.g. 'kill:rank=1@step=20; hang:rank=2@40s', or a YAML file of them")
     g.add_argument("--min-nproc", type=int, metavar="N", help="never go on with fewer workers on this node; N = nproc forbids shrinking")

@@ -64,7 +64,7 @@ class Recorder:
             self._journal.write(Restored(step=p.restored_step, source=p.restored_from, seconds=round(took, 6)))
         if not self._stepped and all(p.steps_done for p in every):
             self._stepped = True
-            self.progress(pages)  # what was waited for so far belongs to the start
+            self._write_progress([pages[r] for r in sorted(pages)])  # what was waited for so far belongs to the start
             self._first_step(attempt, every)
         self.best_step = max(self.best_step, *(p.step for p in every)) if self._stepped or not self._fault_t else self.best_step
         if self._journal.clock() - self._progress_t >= _PROGRESS_EVERY_S:
@@ -73,9 +73,11 @@ class Recorder:
 
     def progress(self, pages: Mapping[int, Progress]) -> None:
         """Write where the ranks are."""
+        self.best_step = max([self.best_step, *(p.step for p in pages.values() if p.steps_done)])
+        self._write_progress([pages[r] for r in sorted(pages)])
+
+    def _write_progress(self, every: list[Progress]) -> None:
         self._progress_t = now = self._journal.clock()
-        every = [pages[r] for r in sorted(pages)]
-        self.best_step = max([self.best_step, *(p.step for p in every if p.steps_done)])
         self._journal.write(
             RankProgress(
                 steps=tuple(p.step for p in every),
@@ -84,6 +86,7 @@ class Recorder:
                 longest_step_s=round(max((p.longest_step_s for p in every), default=0.0), 4),
                 durable_step=max((p.durable_step for p in every), default=-1),
                 eval_s=tuple(round(p.eval_s + p.since(Phase.EVAL, now), 3) for p in every),
+                own_s=tuple(round(p.own_s, 3) for p in every),
                 last_step_s=tuple(round(p.last_step_s, 4) for p in every),
                 silent_s=tuple(round(max(now - p.t, 0.0), 3) if p.t else 0.0 for p in every),
                 phases=tuple(p.phase.name.lower() for p in every),

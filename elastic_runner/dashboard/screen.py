@@ -56,12 +56,13 @@ def _beside(left: list[Text], right: list[Text], half: int) -> list[Text]:
 
 
 def _title(board: Board, goodput: Goodput, width: int) -> Text:
-    line = Text.assemble((f"{board.run.run_id or 'run'} ", "bold"), f"{os.path.basename(board.run.script)}  ")
+    line = Text.assemble((f"{os.path.basename(board.run.script) or 'run'}  ", "bold"))
     line.append(board.state, style=_STATE_STYLE.get(board.state, ""))
     asked, here = len(board.run.slots), len(board.slots)
     line.append(f"  world {board.world_size}" + (f" of {asked}" if here == board.world_size != asked else ""))
     line.append(f"  step {board.step}" if board.step >= 0 else "")
-    line.append(f"  {show_duration(goodput.wall_s)}, {board.history.restarts} restarts", style="dim")
+    restarts = f"{board.history.restarts} restart" + ("" if board.history.restarts == 1 else "s")
+    line.append(f"  {restarts}, {show_duration(goodput.wall_s)}  {board.run.run_id}", style="dim")
     return line
 
 
@@ -69,13 +70,15 @@ def _goodput_lines(goodput: Goodput, width: int) -> list[Text]:
     line = Text.assemble("goodput ", (f"{100 * goodput.time_goodput:.1f} %", "bold green"))
     line.append(f", of capacity {100 * goodput.capacity_goodput:.1f} %;")
     line.append("".join(f"  {w.seconds // 60} min {100 * w.time_goodput:.0f} %" for w in goodput.windows))
-    lost = Text("lost to ", style="dim")
+    lost = Text.assemble(("lost to ", "dim"))
     for i, (group, spent) in enumerate(_largest(goodput)):
         lost.append(", " if i else "", style="dim")
         lost.append(f"{group} {100 * spent / goodput.slot_s:.1f} %", style=COLOURS[group])
-    bar = Text()
+    bar, before = Text(), 0.0
     for group, spent in goodput.groups().items():
-        bar.append("█" * (round(width * spent / goodput.slot_s) if goodput.slot_s else 0), style=COLOURS[group])
+        end = before + width * spent / (goodput.slot_s or 1.0)
+        bar.append("█" * (round(end) - round(before)), style=COLOURS[group])
+        before = end
     return [line, lost if len(lost) > 8 else Text("nothing lost yet", style="dim"), bar]
 
 
@@ -121,7 +124,7 @@ def _badness(r: RankRow) -> tuple[bool, float, float, int]:
 
 def _checkpoints(board: Board) -> Text:
     saved, durable = board.checkpoints
-    line = Text("checkpoint ", style="dim")
+    line = Text.assemble(("checkpoint ", "dim"))
     line.append(f"step {durable} durable" if durable >= 0 else "none durable in this attempt yet")
     if saved > durable:
         line.append(f", step {saved} under way to storage", style="yellow")
@@ -133,7 +136,7 @@ def _restarts(board: Board, room: int, scroll: int) -> list[Text]:
     scroll = min(scroll, max(len(attempts) - 1, 0))
     lines = [Text(f"attempts, newest first{f' ({scroll} skipped)' if scroll else ''}", style="dim")]
     for a in attempts[scroll : scroll + max(room - 1, 1)]:
-        line = Text(f"#{a.attempt} ", style="bold")
+        line = Text.assemble((f"#{a.attempt} ", "bold"))
         if a.recovery is not None and a.recovery.finished:
             line.append(f"back in {show_duration(a.recovery.total)}, ")
         line.append(f"{a.world_size} ranks")

@@ -46,6 +46,10 @@ class Goodput:
     redone_known: bool
     """False where an attempt does not tell whether it repeated earlier steps: then the redone work may be more."""
 
+    straggler: str
+    """Which rank held the others up, in words; empty where none did by what was measured."""
+    straggling_s: float
+    """The slot-seconds of productive steps in which ranks waited for it."""
     starved: str
     """What was measured of a loader that does not keep up; empty where none was caught at it."""
 
@@ -70,6 +74,7 @@ def account(events: Iterable[Event]) -> Goodput:
 def balance(ledgers: Mapping[str, Ledger]) -> Goodput:
     """The goodput as it stands in the ledgers of all nodes."""
     books = [(ledger, ledger.settled()) for ledger in ledgers.values()]
+    straggler, straggling = _straggler(ledgers)
     whole = _sum([book.totals() for _, book in books])
     between = sum(ledger.between_us for ledger, _ in books)
     return Goodput(
@@ -83,9 +88,25 @@ def balance(ledgers: Mapping[str, Ledger]) -> Goodput:
         buckets={bucket.value: amount / 1e6 for bucket, amount in whole.spent.items()},
         windows=tuple(_window(books, seconds) for seconds in WINDOWS_S),
         uploading_s=sum(ledger.uploading_us for ledger, _ in books) / 1e6,
+        straggler=straggler,
+        straggling_s=straggling,
         starved=next((ledger.starved for ledger, _ in books if ledger.starved), ""),
         redone_known=all(ledger.redone_known for ledger, _ in books),
     )
+
+
+def _straggler(ledgers: Mapping[str, Ledger]) -> tuple[str, float]:
+    """The rank that held its node up most, in words, and the slot-seconds that it took."""
+    found = [
+        (lag * ledger.stragglers.ranks, node, rank)
+        for node, ledger in ledgers.items()
+        for rank, lag in [ledger.stragglers.worst() or (-1, 0.0)]
+    ]
+    most, node, rank = max(found, default=(0.0, "", -1))
+    if rank < 0:
+        return "", 0.0
+    where = f"local rank {rank}" + (f" of {node}" if len(ledgers) > 1 else "")
+    return f"{where} is slower than its peers before each backward pass, and they wait for it", round(most, 6)
 
 
 def _window(books: list[tuple[Ledger, Book]], seconds: int) -> Window:

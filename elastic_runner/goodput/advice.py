@@ -40,7 +40,8 @@ def _help(bucket: Bucket, goodput: Goodput) -> str:
 class Advice:
     """One loss: how many slot-seconds could be won, their share of all, and what helps."""
 
-    bucket: Bucket
+    name: str
+    """The bucket, or "straggler": that time is part of the productive steps."""
     slot_s: float
     share: float
     text: str
@@ -49,8 +50,10 @@ class Advice:
 def advise(goodput: Goodput) -> list[Advice]:
     """The losses worth a word, largest first."""
     whole = goodput.slot_s or 1.0
+    losses = [(bucket.value, spent, _help(bucket, goodput)) for bucket, spent in goodput.losses()]
+    losses.append(("straggler", goodput.straggling_s, goodput.straggler))
     return [
-        Advice(bucket=bucket, slot_s=spent, share=spent / whole, text=_help(bucket, goodput))
-        for bucket, spent in goodput.losses()
+        Advice(name=name, slot_s=spent, share=spent / whole, text=text)
+        for name, spent, text in sorted(losses, key=lambda loss: -loss[1])
         if spent / whole >= _WORTH_SAYING
     ]

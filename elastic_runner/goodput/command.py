@@ -18,7 +18,7 @@ JSON_SCHEMA = 1
 
 def goodput_as_dict(goodput: Goodput) -> dict[str, Any]:
     """The goodput in JSON's own types, with what to improve next."""
-    advice = [{**asdict(item), "bucket": item.bucket.value} for item in advise(goodput)]
+    advice = [asdict(item) for item in advise(goodput)]
     return {"schema": JSON_SCHEMA, **asdict(goodput), "groups": goodput.groups(), "advice": advice}
 
 

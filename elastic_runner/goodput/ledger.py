@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 
@@ -12,8 +10,8 @@ from .. import events as ev
 from ..events import Event
 from .book import Book, Piece
 from .buckets import Bucket
-
-_FAR_US = 10**16  # three hundred years: a number that is no time
+from .stragglers import Stragglers
+from .waits import Waits, microseconds
 
 
 class _Mode(Enum):
@@ -24,27 +22,6 @@ class _Mode(Enum):
     STEP = "every rank has stepped"
     FAULT = "a fault is being dealt with"
     END = "the run is ending"
-
-
-@dataclass(kw_only=True)
-class _Waits:
-    """What the ranks have waited since their attempt began, and what of it is not booked yet (microseconds of slots)."""
-
-    seen: dict[Bucket, tuple[float, ...]] = field(default_factory=dict)
-    owed: dict[Bucket, int] = field(default_factory=dict)
-
-    def told(self, e: ev.RankProgress, *, book: bool) -> None:
-        """Take the ranks' totals; the increase is owed where `book` is set, else it belongs to the start.
-
-        Ranks in lockstep are all held up by the one that waits longest, so that each is charged with its wait.
-        """
-        lockstep = len(e.steps) > 1 and max(e.steps) - min(e.steps) <= 1
-        for bucket, totals in ((Bucket.DATA_WAIT, e.data_wait_s), (Bucket.SAVE_STALL, e.save_stall_s), (Bucket.EVAL, e.eval_s)):
-            before = self.seen.get(bucket, ())
-            if book and totals != before:
-                more = [max(_us(now - (before[i] if i < len(before) else 0.0)), 0) for i, now in enumerate(totals)]
-                self.owed[bucket] = self.owed.get(bucket, 0) + (max(more, default=0) * len(more) if lockstep else sum(more))
-            self.seen[bucket] = totals
 
 
 class Ledger:
@@ -60,6 +37,7 @@ class Ledger:
         """False once an attempt began of which cannot be told whether it repeats earlier steps."""
         self.newest_us = 0
         """The moment of the newest event, in microseconds since the first."""
+        self.stragglers = Stragglers()
         self.starved = ""
         """What was last said of a loader that does not keep up."""
         self._now = 0
@@ -75,7 +53,7 @@ class Ledger:
         self._first_t = 0
         self._numbered = self._again = self._giving_up = self._ever_stepped = False
         self._restored = -1
-        self._waits = _Waits()
+        self._waits = Waits()
         self._told_t = 0
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -108,6 +86,7 @@ class Ledger:
                 self.starved = e.text
             case _:
                 pass
+        self.stragglers.add(e)
         self._wall = e.wall or self._wall
 
     def settled(self) -> Book:
@@ -124,7 +103,7 @@ class Ledger:
             gap = _gap_us(self._wall, e.wall)
             self.between_us += gap
             self._now = self.newest_us + gap
-        self._offset = self._now - _us(e.t)
+        self._offset = self._now - microseconds(e.t)
         self._slots = tuple(dict.fromkeys((*e.slots, *e.spares)))
         self._active, self._asked = e.slots, len(e.slots)
         self._mode, self._bucket = _Mode.START, Bucket.START_LAUNCH
@@ -139,7 +118,7 @@ class Ledger:
         self._attempt = e.attempt
         self._again = self._again or self._mode is _Mode.STEP
         self._mode, self._bucket = _Mode.START, Bucket.FAULT_START if self._again else Bucket.START_LAUNCH
-        self._waits, self._restored = _Waits(), -1
+        self._waits, self._restored = Waits(), -1
 
     def _first_step(self, e: ev.FirstStep) -> None:
         if self._mode in (_Mode.STEP, _Mode.END):
@@ -200,7 +179,7 @@ class Ledger:
 
     def _fault(self) -> None:
         self._mode, self._bucket, self._again = _Mode.FAULT, Bucket.FAULT_STOP, True
-        self._waits = _Waits()
+        self._waits = Waits()
 
     def _stopping(self, e: ev.Stopping) -> None:
         if e.why == "restart" or self._mode is _Mode.OFF:
@@ -246,19 +225,13 @@ class Ledger:
     def _carved(self, at: int, bucket: Bucket, *, keep: bool = False) -> dict[Bucket, int]:
         """The active slots' time up to `at`, with the waits that are owed taken out of `bucket`."""
         room = (at - self._now) * len(self._active)
-        spent: dict[Bucket, int] = {}
-        for wait, owed in self._waits.owed.items():
-            if owed > 0 and (part := min(owed, room)) > 0:
-                spent[wait] = part
-                room -= part
-                if not keep:
-                    self._waits.owed[wait] -= part
-        spent[bucket] = spent.get(bucket, 0) + room
+        spent = self._waits.carve(room, keep=keep)
+        spent[bucket] = spent.get(bucket, 0) + room - sum(spent.values())
         return spent
 
     def _at(self, t: float) -> int:
         """An event's time in microseconds since the first event; never before what is known to be over where that is not a time."""
-        us = _us(t)
+        us = microseconds(t)
         if self._offset is None:
             self._offset = -us
         return max(us + self._offset, 0)
@@ -276,15 +249,9 @@ def fold_nodes(events: Iterable[Event]) -> dict[str, Ledger]:
     return ledgers
 
 
-def _us(seconds: float) -> int:
-    if not math.isfinite(seconds) or abs(seconds) * 1e6 > _FAR_US:
-        return 0
-    return round(seconds * 1e6)
-
-
 def _gap_us(before: str, after: str) -> int:
     try:
         gap = (datetime.fromisoformat(after) - datetime.fromisoformat(before)).total_seconds()
     except (ValueError, TypeError):
         return 0
-    return max(_us(gap), 0)
+    return max(microseconds(gap), 0)

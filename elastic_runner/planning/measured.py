@@ -12,13 +12,13 @@ from .yields import Costs
 
 
 def costs_of(events: Iterable[Event], otherwise: Costs) -> tuple[Costs, str]:
-    """The run's median costs, and in words which they are; what the record does not tell is taken from `otherwise`."""
+    """The run's mean costs, for it is the mean that adds up, and in words which they are; the rest is taken from `otherwise`."""
     told = list(events)
     back = [a.recovery for a in fold(told).attempts if a.recovery is not None and a.recovery.finished]
     costs, words = otherwise, []
     if back:
-        detect = statistics.median(p.detect for p in back)
-        costs = replace(costs, detect_s=detect, recover_s=statistics.median(p.total - p.detect for p in back))
+        detect = statistics.fmean(p.detect for p in back)
+        costs = replace(costs, detect_s=detect, recover_s=statistics.fmean(p.total - p.detect for p in back))
         words.append(f"detection and recovery measured in {len(back)} restart{'s' if len(back) > 1 else ''}")
     else:
         words.append("detection and recovery assumed, for the run came back from no failure")

@@ -28,7 +28,7 @@ grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin-top:18p
 svg{width:100%;height:auto;display:block}table{border-collapse:collapse;width:100%;font-size:14px}
 th{text-align:left;color:var(--soft);font-weight:500}
 th,td{padding:5px 10px 5px 0;border-bottom:1px solid var(--faint);vertical-align:middle}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}.w{min-width:220px}.bar{height:10px;border-radius:2px;min-width:1px}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}td{overflow-wrap:anywhere}.w{min-width:220px}.bar{height:10px;border-radius:2px;min-width:1px}
 .key{display:flex;flex-wrap:wrap;gap:4px 16px;margin:6px 0;font-size:13px}
 .key i{display:inline-block;width:11px;height:11px;border-radius:2px;
 margin-right:5px}.fault path{stroke:#d63c4a;stroke-dasharray:3 3;fill:none}.saved{fill:var(--ink)}ol{padding-left:28px}li{margin:4px 0}
@@ -110,8 +110,7 @@ def _advice(goodput: Goodput) -> str:
     if not items:
         return "<section><h2>What to improve next</h2><p>Nothing lost more than half a percent.</p></section>"
     rows = "".join(
-        f"<li><b>{item.slot_s:,.1f} slot-s</b> ({100 * item.share:.1f} %) {escape(item.bucket.value)}: {escape(item.text)}</li>"
-        for item in items
+        f"<li><b>{item.slot_s:,.1f} slot-s</b> ({100 * item.share:.1f} %) {escape(item.name)}: {escape(item.text)}</li>" for item in items
     )
     return f"<section><h2>What to improve next</h2><ol>{rows}</ol></section>"
 

@@ -19,6 +19,7 @@ from hypothesis import settings
 from torch.distributed.nn.jit import instantiator
 
 from goodrun.elastic_runner import events
+from goodrun.elastic_runner.goodput.account import account
 from goodrun.elastic_runner.journal import read_events
 
 settings.register_profile("goodrun", deadline=None, database=None, derandomize=True)  # the same cases each time, and nothing left on disk
@@ -101,6 +102,13 @@ def alive(token: str) -> list[int]:
     return found
 
 
+def adds_up(j: Job) -> None:
+    """Whatever a test does to a run: every slot-second of it is in one bucket."""
+    goodput = account(j.events())
+    assert round(sum(goodput.buckets.values()), 6) == round(goodput.slot_s, 6), goodput
+    assert min(goodput.buckets.values()) >= 0 and 0 <= goodput.ettr <= goodput.time_goodput <= 1, goodput
+
+
 @pytest.fixture
 def token() -> str:
     return f"goodrun-test-{uuid.uuid4().hex}"
@@ -157,6 +165,7 @@ def job(tmp_path: Path, token: str) -> Iterator[Callable[..., Job]]:
         os.kill(pid, signal.SIGKILL)
     for j in jobs:
         j.proc.wait(10)
+        adds_up(j)
     assert not left, f"processes left behind: {left}"
     left_in_shm = {n for n in os.listdir("/dev/shm") if not n.startswith("sem.mp-")} - shm  # those are other programs' locks
     assert not left_in_shm, f"left in /dev/shm: {left_in_shm}"

@@ -140,7 +140,19 @@ def test_an_exporter_that_fails_is_left_out(tmp_path: Path) -> None:
 def test_a_run_with_both(job, tmp_path):  # type: ignore[no-untyped-def]
     """A real run serves its metrics while it trains and tells the command of its whole life; a slow command does not slow it."""
     told = tmp_path / "told"
-    run = job("--nproc-per-node", "2", "--metrics-port", "0", "--on-event", f"cat >> {told}; sleep 0.2", "train.py", "40", "sleep:0@20")
+    run = job(
+        "--nproc-per-node",
+        "2",
+        "--metrics-port",
+        "0",
+        "--on-event",
+        f"cat >> {told}; sleep 0.2",
+        "--chaos",
+        "kill:rank=1@step=40",
+        "slow.py",
+        "100",
+        "data=0.05",
+    )
     address = run.until(
         lambda: next((w for line in run.err.splitlines() if "metrics at" in line for w in line.split() if "http" in w), None)
     )
