@@ -11,9 +11,11 @@
  *   2.mig=2   2.mig.0.uuid=MIG-…    it is cut into two instances
  *   xid=2,79                        device 2 reports XID 79: an event, told to every set that was registered before
  */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -39,37 +41,42 @@ static double now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* Read anew each time: another process writes it. */
-static char *state(void) {
+/* The file as it is now. Another process appends to it at any time: its size is its version. */
+static const char *state(void) {
+    static char *text;
+    static off_t size = -1;
     const char *path = getenv("GOODRUN_SIMULATED_GPUS");
-    FILE *f = path ? fopen(path, "rb") : NULL;
-    char *text = calloc(1, 1);
-    size_t size = 0, got;
-    char chunk[8192];
-    while (f && (got = fread(chunk, 1, sizeof chunk, f)) > 0) {
-        text = realloc(text, size + got + 1);
-        memcpy(text + size, chunk, got);
-        size += got;
-        text[size] = 0;
+    struct stat file;
+    int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd < 0 || fstat(fd, &file) != 0) file.st_size = 0;
+    if (file.st_size != size) {
+        free(text);
+        text = calloc(1, (size_t)file.st_size + 1);
+        size = fd < 0 ? 0 : read(fd, text, (size_t)file.st_size);
     }
-    if (f) fclose(f);
+    if (fd >= 0) close(fd);
     return text;
+}
+
+static const char *next_line(const char *line) {
+    line = strchr(line, '\n');
+    return line ? line + 1 : NULL;
 }
 
 /* The newest setting of `key` that holds; 0 if there is none. */
 static int lookup(const char *key, char *value, size_t room) {
-    char *text = state(), *rest = text, *line;
     size_t length = strlen(key);
     int found = 0;
-    while ((line = strsep(&rest, "\n")) != NULL) {
+    for (const char *line = state(); line; line = next_line(line)) {
         if (strncmp(line, key, length) != 0 || line[length] != '=') continue;
-        char *until = strstr(line, " until ");
+        char setting[256];
+        snprintf(setting, sizeof setting, "%.*s", (int)strcspn(line, "\n"), line);
+        char *until = strstr(setting, " until ");
         if (until && now() >= atof(until + strlen(" until "))) continue;
         if (until) *until = 0;
-        snprintf(value, room, "%s", line + length + 1);
+        snprintf(value, room, "%s", setting + length + 1);
         found = 1;
     }
-    free(text);
     return found;
 }
 
@@ -238,15 +245,21 @@ int nvmlDeviceGetFieldValues(Device *d, int many, FieldValue *fields) {
     return ask(d, "DeviceGetFieldValues");
 }
 
+typedef struct { unsigned version; unsigned char cluster[16]; int status; unsigned clique, state, health_mask; } FabricInfo;
+
+int nvmlDeviceGetGpuFabricInfoV(Device *d, FabricInfo *info) {
+    info->state = (unsigned)number(d, "fabric_state", 0); /* 0: there is no fabric; 3: complete */
+    info->health_mask = (unsigned)number(d, "fabric_mask", 0);
+    return ask(d, "DeviceGetGpuFabricInfoV");
+}
+
 int nvmlEventSetCreate(EventSet **set) { *set = calloc(1, sizeof **set); return SUCCESS; }
 int nvmlEventSetFree(EventSet *set) { free(set); return SUCCESS; }
 
 /* The `nth` XID of the file; 0 if there are fewer. `nth` past the last counts them. */
 static size_t nth_xid(size_t nth, int *device, long long *xid) {
-    char *text = state(), *rest = text, *line;
     size_t seen = 0;
-    while (seen <= nth && (line = strsep(&rest, "\n")) != NULL) seen += sscanf(line, "xid=%d,%lld", device, xid) == 2;
-    free(text);
+    for (const char *line = state(); line && seen <= nth; line = next_line(line)) seen += sscanf(line, "xid=%d,%lld", device, xid) == 2;
     return seen;
 }
 

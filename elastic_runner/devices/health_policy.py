@@ -88,11 +88,12 @@ def judge(policy: HealthPolicy, findings: Sequence[tuple[float, Finding]], *, al
     """The verdict on the newest of `findings`, which are (monotonic second, finding) pairs of one device, oldest first."""
     now, newest = findings[-1]
     rule = policy.rule(newest)
-    strikes = _strikes(policy, rule, findings)
+    counted = [t for t, f in findings if f.condition == newest.condition and policy.rule(f) is rule and now - t <= rule.within_s] or [now]
+    strikes = len(counted)
     do = rule.alone if alone and rule.alone is not None else rule.do
     reason = f"{newest.name}: {rule.meaning or newest.condition}"
     if rule.then is not None and strikes >= rule.strikes:
-        do, reason = rule.then, f"{reason}, {strikes} times within {now - _first(policy, rule, findings):.0f} s"
+        do, reason = rule.then, f"{reason}, {strikes} times within {now - counted[0]:.0f} s"
     if newest.xid is not None and newest.recovery_action is not None:
         return _driver_says(policy, newest, do, strikes, reason, alone=alone)
     return Verdict(do=do, finding=newest, strikes=strikes, reason=reason)
@@ -106,31 +107,6 @@ def _driver_says(policy: HealthPolicy, newest: Finding, do: Do, strikes: int, re
     said = min(do, wanted) if action == 0 else wanted
     words = f"{reason}; the driver's recovery action is {action}, {rule.meaning}"
     return Verdict(do=said, finding=newest, strikes=strikes, reason=words if said is not do or action else reason)
-
-
-def _strikes(policy: HealthPolicy, rule: Rule, findings: Sequence[tuple[float, Finding]]) -> int:
-    return len(_counted(policy, rule, findings))
-
-
-def _first(policy: HealthPolicy, rule: Rule, findings: Sequence[tuple[float, Finding]]) -> float:
-    return _counted(policy, rule, findings)[0]
-
-
-def _counted(policy: HealthPolicy, rule: Rule, findings: Sequence[tuple[float, Finding]]) -> list[float]:
-    """When findings under the newest one's rule were made, those within its window; repeats of an XID within `coalesce_s` are one."""
-    now, newest = findings[-1]
-    kept: list[float] = []
-    last: dict[int, float] = {}
-    for t, f in findings:
-        if policy.rule(f) is not rule or f.condition != newest.condition or (rule.within_s and now - t > rule.within_s):
-            continue
-        if f.xid is not None:
-            again = f.xid in last and t - last[f.xid] < policy.coalesce_s
-            last[f.xid] = t
-            if again:
-                continue
-        kept.append(t)
-    return kept or [now]
 
 
 def load(path: Path | None = None) -> HealthPolicy:

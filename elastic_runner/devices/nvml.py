@@ -106,7 +106,7 @@ class Nvml:
     def next_xid(self, wait_s: float) -> tuple[str, int] | None:
         """(UUID, XID) of the next event, waiting at most `wait_s`; None if there was none. Raises NVMLError if events cannot be had."""
         try:
-            event = self._lib.nvmlEventSetWait_v2(self._events, max(int(wait_s * 1000), 1))
+            event = self._lib.nvmlEventSetWait_v2(self._events, int(wait_s * 1000))
         except self._lib.NVMLError_Timeout:
             return None
         return str(self._lib.nvmlDeviceGetUUID(event.device)), int(event.eventData)

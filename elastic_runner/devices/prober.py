@@ -38,6 +38,7 @@ class Prober:
             begin = time.monotonic()
             for uuid in self._uuids:
                 self._say("report", uuid, answers_to_json(self._report(uuid)))
+                self._tell_xids(0.0)  # an event does not wait for a slow round
             done += 1
             if done == many:
                 return
@@ -61,17 +62,20 @@ class Prober:
     def _listen_until(self, end: float) -> None:
         while (left := end - time.monotonic()) > 0:
             self._say("idle")
-            if not any(a.told is Told.VALUE for a in self._listening.values()):
-                time.sleep(min(left, _IDLE_EVERY_S))  # no device tells of XIDs: there is nothing to wait for
-                continue
-            try:
-                event = self._nvml.next_xid(min(left, _IDLE_EVERY_S))
-            except Exception as e:  # no more events from this driver: the next reports say so, and goodrun goes on asking
-                lost = Answer(told=Told.ERROR, code=getattr(e, "value", 0), text=str(e))
-                self._listening = dict.fromkeys(self._listening, lost)
-                continue
-            if event is not None:
+            self._tell_xids(min(left, _IDLE_EVERY_S))
+
+    def _tell_xids(self, wait_s: float) -> None:
+        """Tell the XIDs that have come, waiting so long for the first."""
+        if not any(a.told is Told.VALUE for a in self._listening.values()):
+            time.sleep(wait_s)  # no device tells of XIDs: there is nothing else to wait for
+            return
+        try:
+            while (event := self._nvml.next_xid(wait_s)) is not None:
                 self._xid(*event)
+                wait_s = 0.0
+        except Exception as e:  # no more events from this driver: the next reports say so, and the other questions go on
+            lost = Answer(told=Told.ERROR, code=getattr(e, "value", 0), text=str(e))
+            self._listening = dict.fromkeys(self._listening, lost)
 
     def _xid(self, uuid: str, code: int) -> None:
         """An XID, with what the driver itself wants done about the device, asked after the event."""
