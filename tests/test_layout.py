@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "__main__": {"elastic_runner"},
 }
 NOT_PACKAGES = {"elastic_runner/worker_site"}
+DATA = ("py.typed", "elastic_runner/devices/health_policy.yaml", "fault_injection/simulated_nvml.c")
 
 
 def product() -> list[Path]:
@@ -123,7 +124,7 @@ def test_every_folder_with_code_is_a_listed_package() -> None:
 def test_the_wheel_has_every_module(tmp_path: Path) -> None:
     """What is installed from a wheel is what is here, the worker's site folder and the typing mark included; tests and scripts are not."""
     source = tmp_path / "source"  # a copy, because setuptools builds in the tree it is given
-    for path in [*product(), *(ROOT / name for name in ("pyproject.toml", "py.typed", "LICENSE", "README.md"))]:
+    for path in [*product(), *(ROOT / name for name in (*DATA, "pyproject.toml", "LICENSE", "README.md"))]:
         copy = source / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
@@ -132,7 +133,7 @@ def test_the_wheel_has_every_module(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     [wheel] = tmp_path.glob("goodrun-*.whl")
     shipped = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert shipped == {"goodrun/py.typed"} | {f"goodrun/{path.relative_to(ROOT).as_posix()}" for path in product()}
+    assert shipped == {f"goodrun/{name}" for name in DATA} | {f"goodrun/{path.relative_to(ROOT).as_posix()}" for path in product()}
 
 
 def test_importing_goodrun_imports_nothing_heavy() -> None:

@@ -1,0 +1,112 @@
+"""The prober: a process that asks the driver about every device, round after round, and says on its output what it is about to ask.
+
+It holds no deadline itself. A driver call that hangs cannot be interrupted, so whoever reads the output sees which question was the last.
+One JSON list a line: ["devices", driver, [[uuid, name, index, [MIG UUIDs]], …]], ["ask", uuid, query], ["report", uuid, answers],
+["xid", uuid, code, recovery answer], ["idle"], ["cannot", why].
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from .answers import Answer, Told, answers_to_json
+from .nvml import Nvml
+
+LISTEN = "xid events"
+_IDLE_EVERY_S = 1.0
+
+
+class Prober:
+    """Asks about `uuids` for ever; about all devices that there are, if none is given."""
+
+    def __init__(self, nvml: Nvml, uuids: Sequence[str], every_s: float, out: TextIO) -> None:
+        self._nvml, self._every_s, self._out = nvml, every_s, out
+        devices = nvml.devices()
+        self._say("devices", nvml.driver(), [[d.uuid, d.name, d.index, d.instances] for d in devices])
+        self._uuids = list(uuids or [d.uuid for d in devices])
+        self._listening: dict[str, Answer] = {}
+
+    def rounds(self, many: int) -> None:
+        """So many rounds (0: for ever), listening for XIDs in between."""
+        done = 0
+        while True:
+            begin = time.monotonic()
+            for uuid in self._uuids:
+                self._say("report", uuid, answers_to_json(self._report(uuid)))
+                self._tell_xids(0.0)  # an event does not wait for a slow round
+            done += 1
+            if done == many:
+                return
+            self._listen_until(begin + self._every_s)
+
+    def _report(self, uuid: str) -> dict[str, Answer]:
+        self._say("ask", uuid, "present")
+        present, handle = self._nvml.handle(uuid)
+        answers = {"present": present}
+        if handle is None:
+            self._listening.pop(uuid, None)  # a device that comes back is a new one to the driver
+            return answers
+        for query in self._nvml.queries:
+            self._say("ask", uuid, query)
+            answers[query] = self._nvml.ask(query, handle)
+        if uuid not in self._listening:
+            self._say("ask", uuid, LISTEN)
+            self._listening[uuid] = self._nvml.listen(handle)
+        return {**answers, LISTEN: self._listening[uuid]}
+
+    def _listen_until(self, end: float) -> None:
+        while (left := end - time.monotonic()) > 0:
+            self._say("idle")
+            self._tell_xids(min(left, _IDLE_EVERY_S))
+
+    def _tell_xids(self, wait_s: float) -> None:
+        """Tell the XIDs that have come, waiting so long for the first."""
+        if not any(a.told is Told.VALUE for a in self._listening.values()):
+            time.sleep(wait_s)  # no device tells of XIDs: there is nothing else to wait for
+            return
+        try:
+            while (event := self._nvml.next_xid(wait_s)) is not None:
+                self._xid(*event)
+                wait_s = 0.0
+        except Exception as e:  # no more events from this driver: the next reports say so, and the other questions go on
+            lost = Answer(told=Told.ERROR, code=getattr(e, "value", 0), text=str(e))
+            self._listening = dict.fromkeys(self._listening, lost)
+
+    def _xid(self, uuid: str, code: int) -> None:
+        """An XID, with what the driver itself wants done about the device, asked after the event."""
+        self._say("ask", uuid, "recovery_action")
+        present, handle = self._nvml.handle(uuid)
+        answer = self._nvml.ask("recovery_action", handle) if handle is not None else present
+        self._say("xid", uuid, code, answers_to_json({"recovery_action": answer}))
+
+    def _say(self, *words: Any) -> None:
+        self._out.write(json.dumps(words) + "\n")
+        self._out.flush()
+
+
+def main(argv: Sequence[str]) -> int:
+    """`PARENT EVERY_S ROUNDS [UUID…]`: asks for that many rounds (0: for ever) on standard output; dies with process PARENT."""
+    from ..tied import die_with_parent
+
+    die_with_parent(int(argv[0]))
+    every_s, rounds, uuids = float(argv[1]), int(argv[2]), argv[3:]
+    try:
+        Prober(Nvml(), uuids, every_s, sys.stdout).rounds(rounds)
+    except BrokenPipeError:  # the supervisor is gone, or has replaced us
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as e:  # the process's outermost boundary: no library, no driver, no right to ask; each is said, none is "healthy"
+        print(json.dumps(["cannot", why_not(e)]), flush=True)
+        return 1
+    return 0
+
+
+def why_not(error: Exception) -> str:
+    """Why NVIDIA's library cannot be asked, in words."""
+    if isinstance(error, ImportError):
+        return "nvidia-ml-py is not installed (pip install 'goodrun[gpu]')"
+    return f"NVIDIA's driver does not answer: {error}"

@@ -1,0 +1,111 @@
+"""Turns what the prober says of a job's devices into verdicts: each once, when it is new or has become harder."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+
+from .answers import Device, Report, Told
+from .asking import Found, ProberProcess, Trouble, Xid
+from .findings import DRIVER_GONE, Finding, findings, xid_finding
+from .health_policy import Do, HealthPolicy, Verdict, judge
+
+_REMEMBERED = 2000
+"""Findings kept for each device, for rules that count strikes."""
+_LOOK_S = 0.02
+
+
+class DeviceWatch:
+    """What is known of each device since the job began."""
+
+    def __init__(
+        self, policy: HealthPolicy, prober: ProberProcess, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.reports: dict[str, Report] = {}
+        """Each device's newest report."""
+        self._policy, self._prober, self._say, self._clock = policy, prober, say, clock
+        self._found: tuple[Device, ...] | None = None
+        self._first: dict[str, tuple[float, Report]] = {}
+        self._history: dict[str, deque[tuple[float, Finding]]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
+        self._standing: dict[str, dict[str, Do]] = defaultdict(dict)
+        self._xid_t: dict[tuple[str, int], float] = {}
+        self._waiting: list[Verdict] = []
+
+    def devices(self, within_s: float) -> tuple[Device, ...] | None:
+        """The devices that there are, waiting so long for the prober's first word; None if it cannot say."""
+        end = self._clock() + within_s
+        while self._found is None and self._clock() < end:
+            for heard in self._prober.read():
+                self._waiting += self._heard(heard)
+                if isinstance(heard, Trouble) and not heard.asks:
+                    return None
+            time.sleep(_LOOK_S)  # the prober's pipe is read without waiting everywhere else
+        return self._found
+
+    def watch(self, uuids: Sequence[str]) -> None:
+        """Ask about these devices from now on; a device that was set aside is not asked about, for its driver may hang."""
+        if tuple(uuids) != self._prober.uuids:
+            self._prober.ask_about(uuids)
+        for uuid in [u for u in self._first if u not in uuids]:  # if it comes back it begins anew: a reset sets its counters to zero
+            del self._first[uuid]
+            self._standing.pop(uuid, None)
+            self._history.pop(uuid, None)
+
+    def look(self, *, alone: bool = False) -> list[Verdict]:
+        """The verdicts since the last look, without waiting. `alone`: it is a job of one device."""
+        new, self._waiting = self._waiting, []
+        for heard in self._prober.read():
+            new += self._heard(heard, alone=alone)
+        return new
+
+    def close(self) -> None:
+        """End the prober."""
+        self._prober.close()
+
+    def _heard(self, heard: Found | Report | Xid | Trouble, *, alone: bool = False) -> list[Verdict]:
+        if isinstance(heard, Trouble):
+            self._say(heard.text)
+        elif isinstance(heard, Found):
+            self._found = self._found or heard.devices
+        elif isinstance(heard, Xid):
+            action = heard.recovery.value if heard.recovery.told is Told.VALUE else None
+            return self._judged([xid_finding(heard.device, heard.code, action)] if self._is_new(heard) else [], alone=alone)
+        else:
+            return self._reported(heard, alone=alone)
+        return []
+
+    def _reported(self, report: Report, *, alone: bool) -> list[Verdict]:
+        if self._prober.uuids and report.device not in self._prober.uuids:
+            return []
+        if gone := next((a for _, a in report.failed() if a.code in DRIVER_GONE), None):
+            self._say(f"NVIDIA's driver is gone ({gone.text}): the GPUs are no longer watched")
+            self._prober.close()
+            return []
+        now = self._clock()
+        self.reports[report.device] = report
+        since, first = self._first.setdefault(report.device, (now, report))
+        found = findings(first, report, (now - since) / 60)
+        standing = self._standing[report.device]
+        for condition in standing.keys() - {f.condition for f in found}:
+            del standing[condition]
+        return self._judged(found, alone=alone)
+
+    def _is_new(self, xid: Xid) -> bool:
+        """Whether this is no repetition: a driver may write one error dozens of times."""
+        key, now = (xid.device, xid.code), self._clock()
+        before, self._xid_t[key] = self._xid_t.get(key), now
+        return before is None or now - before >= self._policy.coalesce_s
+
+    def _judged(self, found: Sequence[Finding], *, alone: bool) -> list[Verdict]:
+        return list(self._fresh(found, alone=alone))
+
+    def _fresh(self, found: Sequence[Finding], *, alone: bool) -> Iterator[Verdict]:
+        for finding in found:
+            history, standing = self._history[finding.device], self._standing[finding.device]
+            history.append((self._clock(), finding))
+            verdict = judge(self._policy, history, alone=alone)
+            if finding.xid is not None or standing.get(finding.condition) is not verdict.do:
+                yield verdict
+            if finding.xid is None:
+                standing[finding.condition] = verdict.do
