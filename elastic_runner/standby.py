@@ -92,9 +92,10 @@ def _folder_made_at_import() -> Any:
 
 def _unfit() -> str:
     """Why a fork of this process would not be a fresh one, in words."""
-    if not _quiet_fork():
+    trial = _quiet_fork()
+    if not trial:
         os._exit(0)
-    os.wait()
+    os.waitpid(trial, 0)
     # counted after a fork: libraries that look after theirs by themselves (OpenBLAS) have ended their threads for it
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
