@@ -146,6 +146,8 @@ def fill(name: str, entry: TensorEntry, target: torch.Tensor, source: Source) ->
         if common is None:
             continue
         filled += common.count
+        if chunk.nbytes != chunk.box.count * dtype_of(entry.dtype).itemsize:
+            raise CheckpointDamaged(f"the index gives a part of {name} {chunk.nbytes} bytes, which do not fit its size")
         _bring(chunk, common, local, box, entry, source)
     if filled < box.count:
         raise CheckpointDamaged(f"the index has only {filled} of the {box.count} elements of {name}")
@@ -160,8 +162,9 @@ def _part_of(target: torch.Tensor) -> tuple[torch.Tensor, Box]:
 
 def _bring(chunk: Chunk, common: Box, local: torch.Tensor, box: Box, entry: TensorEntry, source: Source) -> None:
     where = local
-    for d in range(local.ndim):
-        where = where.narrow(d, common.offset[d] - box.offset[d], common.size[d])
+    for d, (offset, size) in enumerate(zip(common.offset, common.size, strict=True)):
+        if size != box.size[d]:
+            where = where.narrow(d, offset - box.offset[d], size)
     dtype = dtype_of(entry.dtype)
     with torch.no_grad():
         if common == chunk.box and where.is_contiguous() and where.dtype == dtype and where.device.type == "cpu":
