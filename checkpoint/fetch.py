@@ -22,6 +22,7 @@ from .index import Chunk, Index, TensorEntry
 from .manifest import Manifest, difference, first_fault
 from .memory import PAGE, SlotShape
 
+_POPULATE_READ = 22  # MADV_POPULATE_READ, since Linux 5.14; an older kernel does without
 _BLOCK = 1 << 20
 """Bytes that are read and then checked while they are in the processor's cache."""
 
@@ -112,6 +113,8 @@ class Slots:
         """Map the slot of one rank; the descriptor is closed."""
         mapped = mmap.mmap(fd, shape.size, access=mmap.ACCESS_COPY)  # not even a mistake can write through it
         os.close(fd)
+        libc, at = ctypes.CDLL(None), _address(memoryview(mapped))
+        libc.madvise(at, ctypes.c_size_t(shape.size), _POPULATE_READ)  # in one go, where page by page would cost as much as the copy
         self._maps[file] = mapped
         self.values[rank] = mapped[shape.values_at : shape.values_at + values]
 
@@ -143,6 +146,8 @@ def fill(name: str, entry: TensorEntry, target: torch.Tensor, source: Source) ->
         if common is None:
             continue
         filled += common.count
+        if chunk.nbytes != chunk.box.count * dtype_of(entry.dtype).itemsize:
+            raise CheckpointDamaged(f"the index gives a part of {name} {chunk.nbytes} bytes, which do not fit its size")
         _bring(chunk, common, local, box, entry, source)
     if filled < box.count:
         raise CheckpointDamaged(f"the index has only {filled} of the {box.count} elements of {name}")
@@ -157,8 +162,9 @@ def _part_of(target: torch.Tensor) -> tuple[torch.Tensor, Box]:
 
 def _bring(chunk: Chunk, common: Box, local: torch.Tensor, box: Box, entry: TensorEntry, source: Source) -> None:
     where = local
-    for d in range(local.ndim):
-        where = where.narrow(d, common.offset[d] - box.offset[d], common.size[d])
+    for d, (offset, size) in enumerate(zip(common.offset, common.size, strict=True)):
+        if size != box.size[d]:
+            where = where.narrow(d, offset - box.offset[d], size)
     dtype = dtype_of(entry.dtype)
     with torch.no_grad():
         if common == chunk.box and where.is_contiguous() and where.dtype == dtype and where.device.type == "cpu":

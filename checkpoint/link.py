@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakMethod
@@ -49,6 +50,7 @@ class Link:
     decided: dict[int, bool] = field(default_factory=dict)
     _line: Line | None = None
     _known: bool = False
+    _started: int = 0
     _asked: float = float("-inf")
 
     def __post_init__(self) -> None:
@@ -97,8 +99,15 @@ class Link:
         return line
 
     def _start(self) -> None:
+        self._reap()
         command = keeper_command(self.name)
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True, cwd="/").returncode = 0
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True, cwd="/")
+        self._started, process.returncode = process.pid, 0  # it outlives this process, or is reaped here
+
+    def _reap(self) -> None:
+        with suppress(ChildProcessError):
+            if self._started:
+                os.waitpid(self._started, os.WNOHANG)
 
     def send(self, message: Message, raw: bytes = b"", fds: tuple[int, ...] = ()) -> None:
         """Send, on a fresh line if the old one broke."""
@@ -152,6 +161,7 @@ class Link:
     def close(self) -> None:
         """Hang up: nothing more will be asked."""
         self._drop()
+        self._reap()
         self._known = False
 
 

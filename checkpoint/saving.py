@@ -39,6 +39,7 @@ class Saver:
         self.link = Link(Path(os.path.abspath(directory)), WeakMethod(self._hello), WeakMethod(self._tell_again), ranks.rank)
         self._planned = Planned(ranks, self.link)
         self._count = 0
+        self._pid = os.getpid()
         self._open: dict[int, Fate] = {}
         self.last: Fate | None = None
 
@@ -180,7 +181,7 @@ class Saver:
     def _at_exit(self) -> None:
         """The end of the process: a job whose last checkpoint is missing must not report success."""
         last = self.last
-        if last is None or last.seen:
+        if last is None or last.seen or os.getpid() != self._pid:
             return
         try:
             self._hurry()

@@ -1,6 +1,6 @@
 """What a checkpoint costs: stall, time to durable, slow-down of the steps beside it, restore; ours and torch's in turn, in one run.
 
-Every figure is a ratio to one memory copy of the whole state, taken in the same run; the median of the rounds.
+Every figure is a ratio to one memory copy of the whole state, taken right before it; the median of the rounds.
 """
 
 from __future__ import annotations
@@ -154,10 +154,10 @@ def dcp_async(r: Rank, kind: str) -> Way:
 
 
 @contextmanager
-def _clock(into: list[float]) -> Any:
+def _clock(into: list[float], copy: float) -> Any:
     begin = time.perf_counter()
     yield
-    into.append(time.perf_counter() - begin)
+    into.append((time.perf_counter() - begin) / copy)
 
 
 def measure(r: Rank, ways: dict[str, Way], rounds: int) -> dict[str, Any]:
@@ -169,14 +169,15 @@ def measure(r: Rank, ways: dict[str, Way], rounds: int) -> dict[str, Any]:
     step = 1
     for _ in range(rounds + 1):
         for name, way in ways.items():
-            copies.append(r.memcpy())
+            copy = statistics.median(r.memcpy() for _ in range(3))  # beside each save: what else the machine does changes by the minute
+            copies.append(copy)
             quiet = statistics.median(r.train(6))
             step += 1
             dist.barrier()
             begin = time.perf_counter()
-            with _clock(stall[name]):
-                wait = way(step)
-            beside = [*stall[name][-1:]]
+            wait = way(step)
+            beside = [time.perf_counter() - begin]
+            stall[name].append(beside[0] / copy)
             pending = True
             while pending:  # steps beside the save until it is durable on every rank
                 took = r.train(1)
@@ -185,19 +186,19 @@ def measure(r: Rank, ways: dict[str, Way], rounds: int) -> dict[str, Any]:
                 dist.all_reduce(done, op=dist.ReduceOp.MIN)
                 pending = done.item() == 0.0
             wait()
-            durable[name].append(time.perf_counter() - begin)
-            lost[name].append(sum(beside))
+            durable[name].append((time.perf_counter() - begin) / copy)
+            lost[name].append(sum(beside) / copy)
     ref = statistics.median(copies)
     return {
         "bytes": r.nbytes,
         "memcpy_s": ref,
         "ways": {
             name: {
-                "first": stall[name][0] / ref,
-                "stall": statistics.median(stall[name][1:]) / ref,
-                "stall_worst": max(stall[name][1:]) / ref,
-                "durable": statistics.median(durable[name][1:]) / ref,
-                "lost": statistics.median(lost[name][1:]) / ref,
+                "first": stall[name][0],
+                "stall": statistics.median(stall[name][1:]),
+                "stall_worst": max(stall[name][1:]),
+                "durable": statistics.median(durable[name][1:]),
+                "lost": statistics.median(lost[name][1:]),
             }
             for name in ways
         },
@@ -212,26 +213,27 @@ def _done(wait: Callable[[], None]) -> bool:
     return all(c.done() for c in cells if hasattr(c, "done"))
 
 
-def restores(r: Rank, checkpoints: Checkpointer, rounds: int, ref: float) -> dict[str, float]:
+def restores(r: Rank, rounds: int) -> dict[str, float]:
     """Restores in turn: ours out of memory and from files, and dcp.load of what dcp.save wrote; into tensors that exist."""
     took: dict[str, list[float]] = {"ours, memory": [], "ours, files": [], "dcp.load": []}
     for _ in range(rounds):
         for name, times in took.items():
+            copy = statistics.median(r.memcpy() for _ in range(3))
             dist.barrier()
             if name == "dcp.load":
-                with _clock(times):
+                with _clock(times, copy):
                     state = r.state()
                     dcp.load(state, storage_reader=FileSystemReader(r.folder / "dcp"))
                 continue
             keeper = os.environ.pop("GOODRUN_KEEPER") if name == "ours, files" else None  # without its memory: files only
             again = Checkpointer(r.folder / "ours", model=r.model, optimizer=r.optimizer)
             dist.barrier()
-            with _clock(times):
+            with _clock(times, copy):
                 assert again.restore() > 0
             if keeper is not None:
                 os.environ["GOODRUN_KEEPER"] = keeper
             again.close()
-    return {name: statistics.median(times[1:]) / ref for name, times in took.items()}
+    return {name: statistics.median(times[1:]) for name, times in took.items()}
 
 
 def work(args: argparse.Namespace) -> None:
@@ -250,7 +252,7 @@ def work(args: argparse.Namespace) -> None:
     sizes = [torch.zeros(1) for _ in range(r.world)]
     dist.all_gather(sizes, mine)
     found["bytes_per_rank"] = [int(s.item()) for s in sizes]
-    found["restore"] = restores(r, checkpoints, args.rounds + 1, found["memcpy_s"])
+    found["restore"] = restores(r, args.rounds + 1)
     if r.rank == 0:
         Path(args.folder, "result.json").write_text(json.dumps(found))
     checkpoints.close()

@@ -13,6 +13,8 @@ import torch
 from goodrun.checkpoint import CheckpointError, DictCheckpoints, Keep
 from goodrun.checkpoint.catalogue import found_in
 
+from .conftest import Keepers
+
 SIZE = 1 << 16
 
 
@@ -100,6 +102,21 @@ def test_half_a_snapshot_is_none(keepers: Any, job: Any, tmp_path: Path) -> None
     assert "step 9 was not saved: rank 1 left before it had copied its part" in err
     assert keepers.end() == 0
     assert found_in(tmp_path / "ckpt") == []
+
+
+def test_keepers_of_several_nodes(keepers: Any, job: Any, tmp_path: Path) -> None:
+    """Keepers of different nodes write one checkpoint together, through nothing but the directory they share."""
+    keepers.start()
+    other = Keepers(tmp_path)
+    other.start()
+    try:
+        job.good(2, "nodes", keepers.name, other.name)
+    finally:
+        assert other.end() == 0
+    assert [job.told("nodes", rank) for rank in (0, 1)] == [[sum(range(1 << 16)), rank] for rank in (0, 1)]
+    found = found_in(tmp_path / "ckpt")
+    assert [(f.step, f.fault) for f in found] == [(2, None), (1, None)]
+    assert found[0].manifest is not None and found[0].manifest.world_size == 2
 
 
 @pytest.mark.parametrize("fault", ["ENOSPC", "EIO", "EROFS"])

@@ -152,6 +152,20 @@ def dies(root: Path, step: str, half: str = "") -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def nodes(root: Path, one: str, other: str) -> None:
+    """Each rank has a keeper of its own, as ranks of different nodes have."""
+    os.environ["GOODRUN_KEEPER"] = (one, other)[RANK]
+    checkpoints = DictCheckpoints(root / "ckpt")
+    state: dict[str, Any] = {"w": torch.arange(1 << 16), "who": RANK}
+    for step in (1, 2):
+        checkpoints.save(state, step).result()
+    state["w"].zero_()
+    state["who"] = -1
+    assert checkpoints.load(state) == 2
+    tell(root, "nodes", [int(state["w"].sum()), state["who"]])
+    checkpoints.close()
+
+
 def hasty(root: Path) -> None:
     """The script takes the process group away from a save that is being written."""
     DictCheckpoints(root / "ckpt").save({"w": torch.rand(4 << 20)}, 7)
@@ -162,7 +176,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if WORLD > 1:
         dist.init_process_group("gloo", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
-    scenario = {"train": train, "own": own, "sharded": sharded, "full": full, "killed": killed, "hasty": hasty, "dies": dies}[sys.argv[1]]
+    parts = (train, own, sharded, full, killed, hasty, dies, nodes)
+    scenario = {part.__name__: part for part in parts}[sys.argv[1]]
     scenario(Path(sys.argv[2]), *sys.argv[3:])  # type: ignore[operator]
     if WORLD > 1 and sys.argv[1] != "full":
         dist.destroy_process_group()
