@@ -106,14 +106,18 @@ def _follow(follower: Follower, console: Console) -> Board:
     from .keys import Keys
     from .screen import screen
 
-    board, scroll, paused = Board().extend(follower.so_far()), 0, False
+    board, scroll, paused, shown = Board().extend(follower.so_far()), 0, False, ""
     with Live(console=console, screen=True, auto_refresh=False) as live, Keys() as keys:
+        key, drawn_at = "first", console.size
         while True:
-            if not paused:
-                _settled(board.extend(follower.news()))
-            footer = "q quit  p pause  ↑↓ attempts" + ("  [paused]" if paused else "")
-            live.update(screen(board, console.width, console.height - 1, footer=footer, log=last_lines(board), scroll=scroll), refresh=True)
-            match keys.wait(REFRESH_S):
+            news = [] if paused else follower.news()
+            state = _settled(board.extend(news)).state
+            if news or key or console.size != drawn_at or state != shown:  # a picture takes time that the run may need
+                drawn_at, shown = console.size, state
+                footer = "q quit  p pause  ↑↓ attempts" + ("  [paused]" if paused else "")
+                picture = screen(board, console.width, console.height - 1, footer=footer, log=last_lines(board), scroll=scroll)
+                live.update(picture, refresh=True)
+            match key := keys.wait(REFRESH_S):
                 case "q":
                     return board
                 case "p":

@@ -20,7 +20,7 @@ _HELP: dict[Bucket, str] = {
     Bucket.START_INIT: "forming the process group",
     Bucket.START_RESTORE: "reading the checkpoint at the start",
     Bucket.START_FIRST_STEP: "the script's set-up and its first step: compilation, warm-up, data sets",
-    Bucket.FAULT_DETECT: "faults were noticed late: hangs are found sooner where every step beats (goodrun.heartbeat)",
+    Bucket.FAULT_DETECT: "the time until faults were noticed",
     Bucket.FAULT_STOP: "the other ranks were slow to stop",
     Bucket.FAULT_RENDEZVOUS: "forming the group anew",
     Bucket.FAULT_START: "starting interpreters after faults: ranks without a standby (warm start) pay for it",

@@ -165,8 +165,11 @@ class _Job:
         self.slots = replace(self.slots, active=self.slots.active + new, spare=self.slots.spare[len(new) :])
 
     def _grow(self) -> None:
+        """Restart with the repaired ones, if that wins more until the next failure, which takes them in for nothing, than it costs."""
         self._take_back()
-        if new := self._reserves():
+        new, active = self._reserves(), len(self.slots.active)
+        until_failure_s = YEAR_S / (active * self.s.per_gpu_year)
+        if len(new) * until_failure_s > active * self.s.costs.recover_s:
             self._keep(self.now, snapshot=True)
             self._bring_in(new)
             self.begin = self.now + self.s.costs.recover_s

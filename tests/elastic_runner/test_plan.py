@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -123,6 +124,16 @@ def test_shrinking_and_spares() -> None:
     assert bare.capacity_goodput.mean == pytest.approx(1 - 2.0 * 5 / 365, abs=0.01)
     assert spared.capacity_goodput.mean > 0.999
     assert nodes.smallest <= 56 and nodes.capacity_goodput.mean < bare.capacity_goodput.mean - 0.05
+
+
+def test_growing_is_weighed() -> None:
+    """One GPU that was repaired is no reason to restart thousands: it comes in with the next failure, and costs no time of its own."""
+    costs = Costs(recover_s=300.0)
+    case = Scenario(gpus=4096, days=30, per_gpu_year=2.0, costs=costs, interval_s=60.0, repair_s=3600.0)
+    large = simulate(case, seed=1, replicas=3)
+    assert large.restarts == large.failures and large.smallest < 4096
+    small = simulate(dataclasses.replace(case, gpus=8, days=900), seed=1, replicas=3)
+    assert small.restarts.mean > 1.5 * small.failures.mean
 
 
 def test_the_policy_decides_in_the_simulation() -> None:

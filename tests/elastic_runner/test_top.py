@@ -54,6 +54,16 @@ def story(ranks: int = 4) -> list[ev.Event]:
     return [*told, at(80, ev.RankProgress(steps=(56,) * n, data_wait_s=(10.0,) * n, step_t=80, **more), 1)]
 
 
+def on_terminal(run_dir: Path, *options: str) -> tuple[int, int, list[object], subprocess.Popen[bytes]]:
+    """`goodrun top` on a terminal of its own: both ends, how it was set before, and the process."""
+    master, slave = pty.openpty()
+    before = termios.tcgetattr(slave)
+    code = "import sys; from goodrun.elastic_runner.reading import top_main; sys.exit(top_main(sys.argv[1:]))"
+    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+    proc = subprocess.Popen([sys.executable, "-c", code, str(run_dir), *options], stdin=slave, stdout=slave, stderr=slave, env=env)
+    return master, slave, before, proc
+
+
 def drawn(board: Board, width: int, height: int, **more: object) -> list[str]:
     """The picture as lines of text."""
     console = Console(width=width, height=height, force_terminal=False, highlight=False)
@@ -151,11 +161,7 @@ def test_without_a_terminal_it_prints_the_state_once(tmp_path: Path, capsys: pyt
 def test_on_a_terminal(tmp_path: Path, options: tuple[str, ...], keys: bytes) -> None:
     """On a terminal it fills the screen, obeys its keys, ends by itself after a replay, and gives the terminal back as it was."""
     (tmp_path / FILE_NAME).write_text("".join(json.dumps({"event": e.name, **dataclasses.asdict(e)}) + "\n" for e in story()))
-    master, slave = pty.openpty()
-    before = termios.tcgetattr(slave)
-    code = "import sys; from goodrun.elastic_runner.reading import top_main; sys.exit(top_main(sys.argv[1:]))"
-    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
-    proc = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), *options], stdin=slave, stdout=slave, stderr=slave, env=env)
+    master, slave, before, proc = on_terminal(tmp_path, *options)
     shown, waiting = b"", [keys[i : i + 3] if keys[i] == 27 else keys[i : i + 1] for i in range(len(keys)) if keys[i] not in b"[ABCD"]
     while proc.poll() is None or select.select([master], [], [], 0)[0]:
         if select.select([master], [], [], 0.05)[0]:
@@ -166,5 +172,27 @@ def test_on_a_terminal(tmp_path: Path, options: tuple[str, ...], keys: bytes) ->
     last = "rank 1 lost its slot" if b"p" not in keys else "attempts, newest first"
     assert b"\x1b[?1049l" in shown and shown.rfind(last.encode()) > shown.rfind(b"\x1b[?1049l")
     assert termios.tcgetattr(slave) == before
+    os.close(master)
+    os.close(slave)
+
+
+def test_a_running_run_is_followed_on_a_terminal(tmp_path: Path) -> None:
+    """What the launcher writes while the dashboard is open appears on it by itself."""
+    journal = Journal(tmp_path)
+    for e in story():
+        journal.write(dataclasses.replace(e, t=0.0))
+    master, slave, _, proc = on_terminal(tmp_path)
+    shown, ended = b"", False
+    while b"succeeded" not in shown:
+        shown += os.read(master, 65536)
+        if b"q quit" in shown and not ended:
+            journal.write(ev.RunEnded(outcome="succeeded"))
+            ended = True
+    os.write(master, b"q")
+    while proc.poll() is None:
+        if select.select([master], [], [], 0.05)[0]:
+            os.read(master, 65536)
+    assert proc.returncode == 0
+    journal.close()
     os.close(master)
     os.close(slave)
