@@ -115,7 +115,8 @@ def load(path: Path | None = None) -> HealthPolicy:
 
     path = path or SHIPPED
     try:
-        body: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+        # the C parser where there is one: the other takes as long as all the rest of a start without torch
+        body: object = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except OSError as e:
         raise PolicyError(f"cannot read the health policy {str(path)!r}: {e.strerror}") from e
     except (yaml.YAMLError, UnicodeDecodeError) as e:
