@@ -115,7 +115,7 @@ def build_parser() -> _Parser:
     g.add_argument("--metrics-port", metavar="[HOST:]PORT", help="serve Prometheus metrics there (HOST: 127.0.0.1; PORT 0: any)")
     g.add_argument("--on-event", default="", metavar="CMD", help="run a shell command for each event, which it gets as JSON on stdin")
     g.add_argument("--health-policy", type=Path, metavar="FILE", help="what to do about what GPUs report (YAML; default: the one shipped)")
-    g.add_argument("--simulate-gpus", type=int, default=0, metavar="N", help="let goodrun (not your script) see N simulated GPUs, for --chaos")
+    g.add_argument("--simulate-gpus", type=int, default=0, metavar="N", help="watch N simulated GPUs, for --chaos (the script sees none)")
     g.add_argument("--config", type=Path, metavar="FILE", help="YAML with options by their long names; the command line and PET_* win")
     # None tells "not given" from torchrun's default of 0, which would forbid every restart
     if "PET_MAX_RESTARTS" not in os.environ:

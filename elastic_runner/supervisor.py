@@ -229,6 +229,8 @@ class Supervisor:
         for fault in due(self.config.chaos, self.recorder.fired, time.monotonic() - self.started_t):
             target = next((r for r in attempt.ranks if r.code is None and (r.rank == fault.rank or r.slot == fault.slot)), None)
             if target is not None:
+                if fault.kind in DEVICE_KINDS and not (self.ward is not None and self.ward.watched(target.slot)):
+                    continue  # it would never be noticed: later
                 if fault.kind == "slot-lost":
                     self.lost_slots.add(target.slot)
                 self.recorder.chaos_from_outside(fault, target.rank, target.slot)

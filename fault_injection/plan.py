@@ -126,7 +126,7 @@ def _parse_entry(index: int, entry: str) -> Fault:
         slot=numbers.get("slot"),
         at_step=at_step,
         at_s=at_s,
-        code=numbers.get("code", 1),
+        code=numbers.get("code", 79 if kind == "xid" else 1),
         for_s=for_s,
         text=entry,
     )
@@ -160,8 +160,6 @@ def _parse_target(entry: str, kind: str, target: str) -> dict[str, int]:
     if len(numbers.keys() & {"rank", "slot"}) != 1:
         wanted = "either rank=R or slot=S" if "slot" in allowed else "rank=R"
         raise ChaosError(f"chaos entry {entry!r} does not say who; {kind} needs {wanted}, as in {EXAMPLE!r}.")
-    if kind in ("xid", "recovery") and "code" not in numbers:
-        raise ChaosError(f"chaos entry {entry!r} does not say which; write it as in '{kind}:slot=0,code={79 if kind == 'xid' else 1}@40s'.")
     if kind == "exit" and numbers.get("code", 1) > 255:
         raise ChaosError(f"chaos entry {entry!r} has the exit code {numbers['code']}; a process can only exit with 0 to 255.")
     return numbers

@@ -91,7 +91,8 @@ def judge(policy: HealthPolicy, findings: Sequence[tuple[float, Finding]], *, al
     counted = [t for t, f in findings if f.condition == newest.condition and policy.rule(f) is rule and now - t <= rule.within_s] or [now]
     strikes = len(counted)
     do = rule.alone if alone and rule.alone is not None else rule.do
-    reason = f"{newest.name}: {rule.meaning or newest.condition}"
+    meaning = rule.meaning or newest.name
+    reason = meaning if newest.condition in policy.conditions else f"{newest.name}: {meaning}"
     if rule.then is not None and strikes >= rule.strikes:
         do, reason = rule.then, f"{reason}, {strikes} times within {now - counted[0]:.0f} s"
     if newest.xid is not None and newest.recovery_action is not None:

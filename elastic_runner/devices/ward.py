@@ -75,6 +75,10 @@ class Ward:
             return None
         return tuple(self.bound[s].name for s in active)
 
+    def watched(self, slot: int) -> bool:
+        """Whether the driver has answered about this slot's device: from then on its XIDs are heard."""
+        return self._watch is not None and bool(self.bound) and self.bound[slot].uuid in self._watch.reports
+
     # -- while it runs -------------------------------------------------------------------------------------------------
 
     def look(self, attempt: Attempt, slots: Slots) -> Broken | None:

@@ -22,6 +22,12 @@ def gpus(tmp_path: Path) -> SimulatedGpus:
 
 
 @pytest.fixture
+def gpus8(tmp_path: Path) -> SimulatedGpus:
+    """Eight healthy devices, for a node that several jobs run on."""
+    return SimulatedGpus.create(tmp_path / "gpus", 8)
+
+
+@pytest.fixture
 def prober(gpus: SimulatedGpus) -> Iterator[Callable[..., ProberProcess]]:
     """Start a prober that asks every 50 ms; ended after the test."""
     started: list[ProberProcess] = []
