@@ -95,8 +95,10 @@ class Slots:
         """These slots with those of `back` let in again, at most `size` of all in use; what does not fill a multiple waits in reserve."""
         pool = (*self.active, *self.spare, *back)
         n = min(size, len(pool))
-        n = max(n - n % self.multiple_of, len(self.active))
+        n -= n % self.multiple_of
         out = tuple((s, why) for s, why in self.out if s not in back)
+        if n <= len(self.active):  # the order of those in use is that of the ranks that run
+            return replace(self, spare=(*self.spare, *back), out=out)
         return replace(self, active=tuple(sorted(pool[:n])), spare=pool[n:], out=out)
 
 
@@ -164,7 +166,7 @@ def grow(slots: Slots, back: Collection[int], size: int) -> Action:
     names = ", ".join(map(str, sorted(back)))
     well = f"slot{'s' if len(back) > 1 else ''} {names} passed the test"
     if len(after.active) == len(slots.active):
-        return Action(do=Do.CONTINUE, slots=slots.with_back(back, len(slots.active)), reason=f"{well}: kept in reserve")
+        return Action(do=Do.CONTINUE, slots=after, reason=f"{well}: kept in reserve")
     return Action(do=Do.GROW, slots=after, reason=f"{well}: back to {len(after.active)} of {size}")
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -113,6 +114,7 @@ class Probation:
         self.aside: dict[int, Aside] = {}
         self._policy, self._ledger, self._record, self._say, self._env = policy, ledger, record, say, env
         self._by = f"run {run_id}"
+        self._offences: Counter[int] = Counter()
         self._said: set[str] = set()
 
     def entry(self, device: Bound) -> Entry | None:
@@ -147,7 +149,7 @@ class Probation:
             return
         aside = Aside(slot=slot, device=device, reason=verdict.reason if verdict else reason, due_t=None, in_ledger=verdict is not None)
         aside.evidence = verdict.finding.evidence if verdict else ""
-        aside.offences = entry.offences + 1 if entry is not None and verdict is not None else 1
+        aside.offences = max(entry.offences if entry is not None and verdict is not None else 0, self._offences[slot]) + 1
         self._set_aside(aside, for_good=verdict is not None and verdict.do is Do.PERM)
 
     def back(self, durable_step: int) -> tuple[int, ...]:
@@ -177,6 +179,7 @@ class Probation:
         aside.due_t = None if for_good else time.monotonic() + term
         until = None if for_good else time.time() + term
         self.aside[aside.slot] = aside
+        self._offences[aside.slot] = aside.offences
         self._record(
             DeviceSetAside(
                 slot=aside.slot,
