@@ -15,6 +15,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from .policy import Do
 from .supervisor import STARTED_VARIABLE, Outcome, Supervisor
 from .workers import WorkerContext
 
@@ -89,8 +90,8 @@ class GoodAgent(LocalElasticAgent):
     def _failures(self) -> dict[int, ProcessFailure]:
         """torch's own record of the failure that counts, for its callers and its error report."""
         broken = self.supervisor.last_failure
-        attempt = self.supervisor.attempt
-        if broken is None or attempt is None:
+        attempt, pending = self.supervisor.attempt, self.supervisor.pending
+        if broken is None or attempt is None or (pending is not None and pending.do is Do.GROW):
             return {}
         r = next(r for r in attempt.ranks if r.rank == broken.failure.rank)
         code = r.code if r.code else -9 if broken.evidence else 1

@@ -163,6 +163,12 @@ class Attempt:
                 kind, cause = Kind.TEARDOWN, f"{over}, then {cause}"
         return Broken(failure=self._failure(first, page, kind, message), cause=cause, log=log, fault_t=first.ended_t, pid=first.pid)
 
+    def device_to_blame(self, slot: int, kind: Kind, cause: str) -> Broken:
+        """A failure of the device of `slot`, whatever its rank itself shows; that rank is not expected to answer any more."""
+        r = next(r for r in self.ranks if r.slot == slot)
+        failure = self._failure(r, r.page.read(), kind)
+        return Broken(failure=failure, cause=f"rank {r.rank}: {cause}", fault_t=failure.t, pid=r.pid, evidence=(cause,))
+
     def _training_is_over(self) -> str:
         """That every rank has made as many steps as one that has ended with 0, in words; nothing if not so, or not known."""
         pages = list(self.pages().values())

@@ -112,7 +112,13 @@ def _launch(
     home, journal, fresh = _open_record(config)
     run_dir = journal.run_dir
     exporters.attach(journal)
-    supervisor = _supervisor(config, journal, signals, nursery)
+    try:
+        supervisor = _supervisor(config, journal, signals, nursery)
+    except UsageError:
+        journal.close()
+        if fresh:  # it never was a run
+            runs.forget(home, run_dir)
+        raise
     signals.on_forced = lambda signum: ending.stopped(supervisor, signum, signals.broke_off)
     threads = surroundings.choose_threads(len(config.slots.active), os.environ, len(os.sched_getaffinity(0)))
     for line in (surroundings.other_environment(os.environ, sys.prefix, sys.executable), threads):
@@ -219,18 +225,33 @@ def _open_record(config: RunConfig) -> tuple[Path, Journal, bool]:
 
 def _supervisor(config: RunConfig, journal: Journal, signals: Signals, nursery: Nursery) -> Supervisor:
     from ..checkpoint.wire import RESTORE_VARIABLE
+    from ..fault_injection.device_faults import harm
+    from .devices.opening import open_ward, simulate
     from .keeper import KeeperProcess
     from .recorder import Recorder
     from .supervisor import STARTED_VARIABLE, Supervisor
 
     env = {STARTED_VARIABLE: str(time.time_ns()), "GOODRUN_RUN_DIR": str(journal.run_dir)}
     recorder = Recorder(journal, config.chaos, say)
+    simulated, ledger = simulate(journal.run_dir / "gpus", config.simulate_gpus, os.environ)
+    ward, slots = open_ward(
+        config.slots,
+        policy_file=config.health_policy,
+        simulated=simulated,
+        ledger=ledger,
+        run_id=journal.run_dir.name,
+        record=journal.write,
+        say=recorder.notice,
+        environ=os.environ,
+    )
+    if simulated is not None:
+        recorder.hurt_device = lambda fault, slot: harm(simulated, ward.bound[slot].index, fault)
     keeper = KeeperProcess(recorder.notice, config.keeper_bandwidth)
     keeper.start()
     env |= keeper.environment
     if config.restore_from:
         env[RESTORE_VARIABLE] = config.restore_from
-    return Supervisor(
+    supervisor = Supervisor(
         config=config,
         journal=journal,
         signals=signals,
@@ -239,4 +260,7 @@ def _supervisor(config: RunConfig, journal: Journal, signals: Signals, nursery: 
         worker_env=env,
         nursery=nursery if config.warm_start else None,
         keeper=keeper,
+        ward=ward,
     )
+    supervisor.slots = slots
+    return supervisor

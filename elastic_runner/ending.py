@@ -7,10 +7,13 @@ from typing import Any
 
 from .attempt import signal_name
 from .events import RunEnded
+from .policy import Kind
 from .supervisor import Supervisor
 from .surroundings import why_shared_memory
 
 _SHOW_LINES = 12
+NODE_UNFIT = 69
+"""The exit status where no device of this node is to be used (sysexits' EX_UNAVAILABLE): do not start the job here again."""
 
 
 def succeeded(sup: Supervisor) -> int:
@@ -39,8 +42,9 @@ def failed(sup: Supervisor, error: Exception) -> int:
     reason = sup.pending.reason if sup.pending is not None else ""
     more = f"; its log is {broken.log}" if broken.log else ""
     sup.say(f"FAILED: {broken.cause} ({broken.where}, pid {broken.pid}): {reason}{more}")
-    _end(sup, "failed", 1, f"{broken.cause}: {reason}")
-    return 1
+    status = NODE_UNFIT if broken.failure.kind in (Kind.NODE_SICK, Kind.SLOT_LOST) else 1
+    _end(sup, "failed", status, f"{broken.cause}: {reason}")
+    return status
 
 
 def stopped(sup: Supervisor, signum: int, waits_for: str | None) -> int:

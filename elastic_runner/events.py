@@ -228,6 +228,46 @@ class DataStarved(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeviceVerdict(Event):
+    """A device said something that the health policy has a rule for. `verdict`: LOG, RESTART, SHED, DRAIN, PERM. Slot -1: not ours."""
+
+    name: ClassVar[str] = "device_verdict"
+    device: str = ""
+    index: int = -1
+    slot: int = -1
+    condition: str = ""
+    evidence: str = ""
+    verdict: str = ""
+    strikes: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSetAside(Event):
+    """A slot was left out. `until` is the wall time (ISO) at which it is re-tested, empty for never; a CPU slot has no `device`."""
+
+    name: ClassVar[str] = "device_set_aside"
+    slot: int = -1
+    device: str = ""
+    index: int = -1
+    reason: str = ""
+    offences: int = 0
+    until: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceTested(Event):
+    """A slot that was left out has been re-tested; one that passed comes back at the next checkpoint."""
+
+    name: ClassVar[str] = "device_tested"
+    slot: int = -1
+    device: str = ""
+    passed: bool = False
+    detail: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Notice(Event):
     """A remark for people: something unusual that needed no decision."""
 
@@ -251,6 +291,6 @@ KINDS: dict[str, type[Event]] = {
     cls.name: cls
     for cls in (
         RunStarted, AttemptStarted, WorkersSpawned, Restored, FirstStep, RankExited, RankHung, StackDumped, ChaosFired, Failed,
-        Decided, Stopping, Stopped, Receipt, RankProgress, DataStarved, Notice, RunEnded,
+        Decided, Stopping, Stopped, Receipt, RankProgress, DeviceVerdict, DeviceSetAside, DeviceTested, DataStarved, Notice, RunEnded,
     )
 }  # fmt: skip

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..fault_injection import Fault, check_plan, parse_plan
+from ..fault_injection import DEVICE_KINDS, Fault, check_plan, parse_plan
 from ..fault_injection.plan import ChaosError
+from ..fault_injection.simulated_gpus import STATE_VARIABLE
+from .devices.health_policy import load as load_health_policy
 from .errors import UsageError
 from .nursery import why_cold
 from .policy import Budgets, Slots
@@ -35,6 +37,9 @@ class RunConfig:
     chaos_text: str = ""
     run_dir: Path | None = None
     log_dir: Path | None = None
+    health_policy: Path | None = None
+    """What is done about what GPUs say; None is the one that comes with goodrun."""
+    simulate_gpus: int = 0
     keeper_bandwidth: float = 0.0
     """MiB per second that checkpoints may be written at; 0 is no limit."""
     restore_from: str = ""
@@ -109,6 +114,8 @@ def build_parser() -> _Parser:
     g.add_argument("--restore-from", default="", metavar="STEP|PATH", help="begin from this checkpoint instead of the newest one")
     g.add_argument("--metrics-port", metavar="[HOST:]PORT", help="serve Prometheus metrics there (HOST: 127.0.0.1; PORT 0: any)")
     g.add_argument("--on-event", default="", metavar="CMD", help="run a shell command for each event, which it gets as JSON on stdin")
+    g.add_argument("--health-policy", type=Path, metavar="FILE", help="what to do about what GPUs report (YAML; default: the one shipped)")
+    g.add_argument("--simulate-gpus", type=int, default=0, metavar="N", help="watch N simulated GPUs, for --chaos (the script sees none)")
     g.add_argument("--config", type=Path, metavar="FILE", help="YAML with options by their long names; the command line and PET_* win")
     # None tells "not given" from torchrun's default of 0, which would forbid every restart
     if "PET_MAX_RESTARTS" not in os.environ:
@@ -171,6 +178,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     args.max_restarts = UNCAPPED if capped is None else capped
     slots = _slots(args, nproc)
     plan = _chaos(args.chaos, len(slots.active), slots, max_nodes)
+    _check_devices(args, plan)
     own_grace = getattr(args, "shutdown_timeout", None)  # torch has it since 2.12
     grace = _grace(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") if own_grace is None else own_grace)
     is_python = not args.no_python or bool(args.run_path)
@@ -182,6 +190,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
         chaos_text=args.chaos or "",
         run_dir=args.run_dir,
         log_dir=Path(args.log_dir) if args.log_dir else None,
+        health_policy=args.health_policy,
+        simulate_gpus=args.simulate_gpus,
         keeper_bandwidth=_bandwidth(args.keeper_bandwidth),
         restore_from=args.restore_from,
         hang_detection=args.hang_detection == "auto",
@@ -366,6 +376,15 @@ def _slots(args: argparse.Namespace, nproc: int) -> Slots:
     if args.spares < 0:
         raise UsageError(f"--spares {args.spares} must be 0 or more")
     return first_slots(nproc, spares=args.spares, min_nproc=args.min_nproc, multiple_of=k)
+
+
+def _check_devices(args: argparse.Namespace, plan: tuple[Fault, ...]) -> None:
+    if args.simulate_gpus < 0:
+        raise UsageError(f"--simulate-gpus {args.simulate_gpus} must be 0 or more")
+    if args.health_policy is not None:
+        load_health_policy(args.health_policy)
+    if not args.simulate_gpus and STATE_VARIABLE not in os.environ and (harm := next((f for f in plan if f.kind in DEVICE_KINDS), None)):
+        raise UsageError(f"chaos entry {harm.text!r} needs --simulate-gpus N: goodrun does no harm to a real GPU")
 
 
 def _chaos(text: str | None, nproc: int, slots: Slots, max_nodes: int) -> tuple[Fault, ...]:

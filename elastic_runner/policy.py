@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -15,7 +15,9 @@ class Kind(str, Enum):
     HANG = "hang"  # a detector named the rank
     LEFT = "left"  # the rank ended with 0 while its peers went on waiting for it
     TEARDOWN = "tear-down"  # every rank had made its last step, one had ended with 0, and another could not finish
-    SLOT_LOST = "slot-lost"  # the device slot is known to be gone
+    SLOT_LOST = "slot-lost"  # the device slot is known to be gone, or is not to be used
+    DEVICE = "device"  # the slot's device reported what only a new start of the script mends
+    NODE_SICK = "node-sick"  # no device of this node is to be used
     CONNECTION = "connection"  # the rank lost its connection to a peer, and no peer on this node is dead: another node, or the network
     PEER = "peer"  # the membership changed: nobody is to blame
 
@@ -26,6 +28,7 @@ class Do(str, Enum):
     RESTART = "restart"
     RESTART_WITHOUT = "restart without"
     GROW = "grow"
+    CONTINUE = "continue"
     GIVE_UP = "give up"
 
 
@@ -78,6 +81,8 @@ class Slots:
 
     def without(self, slot: int, reason: str) -> Slots | None:
         """These slots with `slot` left out and a spare, if there is one, in its place; None if too few would remain."""
+        if slot in self.spare:
+            return replace(self, spare=tuple(s for s in self.spare if s != slot), out=(*self.out, (slot, reason)))
         spare = self.spare[1:]
         active = tuple(self.spare[0] if s == slot else s for s in self.active) if self.spare else tuple(s for s in self.active if s != slot)
         size = len(active) - len(active) % self.multiple_of
@@ -85,6 +90,16 @@ class Slots:
             return None
         # what does not fill a whole multiple waits in reserve
         return replace(self, active=active[:size], spare=spare + active[size:], out=(*self.out, (slot, reason)))
+
+    def with_back(self, back: Collection[int], size: int) -> Slots:
+        """These slots with those of `back` let in again, at most `size` of all in use; what does not fill a multiple waits in reserve."""
+        pool = (*self.active, *self.spare, *back)
+        n = min(size, len(pool))
+        n -= n % self.multiple_of
+        out = tuple((s, why) for s, why in self.out if s not in back)
+        if n <= len(self.active):  # the order of those in use is that of the ranks that run
+            return replace(self, spare=(*self.spare, *back), out=out)
+        return replace(self, active=tuple(sorted(pool[:n])), spare=pool[n:], out=out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +127,8 @@ def decide(failures: Sequence[Failure], slots: Slots, budgets: Budgets, restarts
         return Action(do=Do.RESTART, slots=slots, reason="another node left or joined")
     if newest.kind is Kind.TEARDOWN:
         return Action(do=Do.GIVE_UP, slots=slots, reason="nothing is left to train, only the tear-down failed")
+    if newest.kind is Kind.NODE_SICK:
+        return Action(do=Do.GIVE_UP, slots=slots, reason="this node is not to be used until that is mended: start elsewhere")
     if newest.kind is Kind.SLOT_LOST:
         return _leave_out(newest, slots, f"slot {newest.slot} is lost")
     if len(failures) >= budgets.unnumbered and newest.unnumbered:
@@ -132,7 +149,25 @@ def decide(failures: Sequence[Failure], slots: Slots, budgets: Budgets, restarts
         return Action(do=Do.GIVE_UP, slots=slots, reason=f"{len(stuck)} failures in a row without a new step")
     if newest.kind is Kind.CONNECTION:
         return Action(do=Do.RESTART, slots=slots, reason="a peer elsewhere has failed, or the network")
+    if newest.kind is Kind.DEVICE:
+        return Action(do=Do.RESTART, slots=slots, reason="the script's fault or a passing one: the device stays")
     return Action(do=Do.RESTART, slots=slots, reason=_count(failures, strikes))
+
+
+def grow(slots: Slots, back: Collection[int], size: int) -> Action:
+    """Let the slots of `back` in again: GROW if more can be in use than before, else CONTINUE, with them in reserve.
+
+    Args:
+        slots: the node's slots as they are.
+        back: slots that were left out and are well again.
+        size: how many were in use at the start.
+    """
+    after = slots.with_back(back, size)
+    names = ", ".join(map(str, sorted(back)))
+    well = f"slot{'s' if len(back) > 1 else ''} {names} passed the test"
+    if len(after.active) == len(slots.active):
+        return Action(do=Do.CONTINUE, slots=after, reason=f"{well}: kept in reserve")
+    return Action(do=Do.GROW, slots=after, reason=f"{well}: back to {len(after.active)} of {size}")
 
 
 def _after_exception(failures: Sequence[Failure], slots: Slots, budgets: Budgets) -> Action:

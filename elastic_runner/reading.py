@@ -79,6 +79,13 @@ def top_main(argv: list[str]) -> int:
     return main(argv)
 
 
+def devices_main(argv: list[str]) -> int:
+    """`goodrun devices`: this node's GPUs, their health now, and those set aside."""
+    from .devices.command import main
+
+    return main(argv)
+
+
 def plan_main(argv: list[str]) -> int:
     """`goodrun plan --gpus N …`: what failures a job will meet, and what is left of the time."""
     from .planning.command import main
@@ -116,6 +123,7 @@ def checkpoints_main(argv: list[str]) -> int:
 
 SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
     "checkpoints": checkpoints_main,
+    "devices": devices_main,
     "goodput": goodput_main,
     "history": history_main,
     "plan": plan_main,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from ..fault_injection import Fault
+from ..fault_injection import DEVICE_KINDS, Fault
 from ..progress import Mark, Phase, Progress
 from .attempt import Attempt, Broken
 from .events import ChaosFired, DataStarved, Failed, FirstStep, Notice, RankExited, RankHung, RankProgress, Receipt, Restored, StackDumped
@@ -25,6 +25,8 @@ class Recorder:
         """The furthest step that any attempt reached."""
         self.known_start_s = 0.0
         """How long the slowest start so far took, to its first step."""
+        self.hurt_device: Callable[[Fault, int], None] = lambda fault, slot: None
+        """Does what an entry of the chaos plan wants done to a slot's device; set where there are simulated ones."""
         self._journal = journal
         self._chaos = chaos
         self._say = say
@@ -164,6 +166,10 @@ class Recorder:
                 f"and a checkpoint comes every {every} steps (Checkpointer(every={every})); save more often"
             )
 
+    def interrupted(self) -> None:
+        """Nothing failed, but the attempt is ended now: what coming back costs counts from here."""
+        self._fault_t = self._journal.clock()
+
     def hang(self, broken: Broken, *, dry_run: bool) -> None:
         """Write down what a hang detector found."""
         f = broken.failure
@@ -182,6 +188,8 @@ class Recorder:
     def chaos_from_outside(self, fault: Fault, rank: int, slot: int) -> None:
         """The supervisor is about to inflict `fault` itself."""
         self.fired.add(fault.index)
+        if fault.kind in DEVICE_KINDS:
+            self.hurt_device(fault, slot)
         self._journal.write(ChaosFired(index=fault.index, entry=fault.text, rank=rank, slot=slot))
 
     def notice(self, text: str) -> None:

@@ -9,18 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ..fault_injection import due, remaining, to_env
+from ..fault_injection import DEVICE_KINDS, due, remaining, to_env
 from ..progress import Progress
 from . import processes
 from .attempt import Attempt, Broken, Finished, Left, Signalled, signal_name
 from .bootstrap import MODULES_FILE_VARIABLE
+from .devices.ward import Ward
 from .events import AttemptStarted, Decided, WorkersSpawned
 from .hang import HangDetector
 from .journal import Journal
 from .keeper import KeeperProcess
 from .nursery import Nursery
 from .options import RunConfig
-from .policy import Action, Do, Failure, Kind, Slots, decide
+from .policy import Action, Do, Failure, Kind, Slots, decide, grow
 from .recorder import Recorder
 from .signals import PASSED_ON, Signals
 from .slots import visible_devices
@@ -57,6 +58,7 @@ class Supervisor:
     stopper: Stopper = field(init=False)
     nursery: Nursery | None = None
     keeper: KeeperProcess | None = None
+    ward: Ward | None = None
     generation: int = -1
     world_size: int = 0
     restarts: int = 0
@@ -93,7 +95,9 @@ class Supervisor:
             env["GOODRUN_RUN_STARTED_MONO"] = repr(self.started_t)
         if self.nursery is not None and self.nursery.learns_from is not None:
             env[MODULES_FILE_VARIABLE] = str(self.nursery.learns_from)
-        devices = visible_devices(self.slots.active, os.environ, _device_count())
+        devices = self.ward.visible(self.slots.active) if self.ward is not None else None
+        if devices is None:
+            devices = visible_devices(self.slots.active, os.environ, _device_count())
         return Spawn(
             generation=self.generation,
             slots=self.slots.active,
@@ -143,6 +147,8 @@ class Supervisor:
                 self.recorder.notice(f"{gone} left with status 0 a while ago; {waiting} still at work")
             elif isinstance(seen, Broken) and not self._only_watched(attempt, seen):
                 return self._broken(attempt, seen)
+            elif (outcome := self._devices(attempt)) is not None:
+                return outcome
         return Outcome.HEALTHY
 
     def _tend_nursery(self, attempt: Attempt) -> None:
@@ -175,6 +181,27 @@ class Supervisor:
         self.say(f"{broken.cause} ({broken.where}): {_words(action)}")
         return Outcome.GIVE_UP if action.do is Do.GIVE_UP else Outcome.RESTART
 
+    def _devices(self, attempt: Attempt) -> Outcome | None:
+        """A sick device ends the attempt; one that is well again comes back with the next checkpoint."""
+        if self.ward is None:
+            return None
+        self.slots = self.ward.fit(self.slots)
+        if (sick := self.ward.look(attempt, self.slots)) is not None:
+            return self._broken(attempt, sick)
+        back = self.ward.back(max((p.durable_step for p in attempt.pages().values()), default=-1))
+        if not back:
+            return None
+        action = grow(self.slots, back, len(self.config.slots.active))
+        if action.do is Do.CONTINUE:
+            self.slots = action.slots
+            self.ward.left_out(self.slots)
+            self.recorder.notice(action.reason)
+            return None
+        self._decided(action)
+        self.recorder.interrupted()
+        self.say(_words(action))
+        return Outcome.RESTART
+
     def membership_changed(self) -> None:
         """Another node came or went: start over with it."""
         failure = Failure(t=time.monotonic(), kind=Kind.PEER, slot=-1, rank=-1)
@@ -188,21 +215,28 @@ class Supervisor:
     def begin_restart(self) -> None:
         """Stop what is left of the attempt, and take over the slots that were decided."""
         assert self.attempt is not None and self.pending is not None
-        hung = self.last_failure.failure.rank if self.last_failure is not None and self.last_failure.evidence else None
+        grows = self.pending.do is Do.GROW
+        hung = self.last_failure.failure.rank if self.last_failure is not None and self.last_failure.evidence and not grows else None
         self.stopper.stop(self.attempt, signal.SIGTERM, self.config.restart_grace_s, "restart", hung=hung)
         if self.stopper.asked is not None:
             raise self.signals.raises(self.stopper.asked)
         self.slots, self.pending = self.pending.slots, None
-        self.restarts += 1
+        self.restarts += not grows
+        if self.ward is not None:
+            self.ward.left_out(self.slots)
 
     def _chaos_by_time(self, attempt: Attempt) -> None:
         for fault in due(self.config.chaos, self.recorder.fired, time.monotonic() - self.started_t):
             target = next((r for r in attempt.ranks if r.code is None and (r.rank == fault.rank or r.slot == fault.slot)), None)
             if target is not None:
+                if fault.kind in DEVICE_KINDS and not (self.ward is not None and self.ward.watched(target.slot)):
+                    continue  # it would never be noticed: later
                 if fault.kind == "slot-lost":
                     self.lost_slots.add(target.slot)
-                attempt.hurt.add(target.rank)
                 self.recorder.chaos_from_outside(fault, target.rank, target.slot)
+                if fault.kind in DEVICE_KINDS:
+                    continue
+                attempt.hurt.add(target.rank)
                 processes.send(target.pid, signal.SIGSTOP if fault.kind == "hang" else signal.SIGKILL)
 
     # -- stopping ------------------------------------------------------------------------------------------------------
@@ -235,6 +269,8 @@ class Supervisor:
     def close(self) -> None:
         """The run is over: leave nothing behind."""
         self.end()
+        if self.ward is not None:
+            self.ward.close()
         if self.nursery is not None:
             self.nursery.close()
         if self.keeper is not None:

@@ -2,6 +2,7 @@
 
 from .plan import (
     CHAOS_VARIABLE,
+    DEVICE_KINDS,
     RUN_STARTED_VARIABLE,
     SLOT_VARIABLE,
     ChaosError,
@@ -17,6 +18,7 @@ from .plan import (
 
 __all__ = [
     "CHAOS_VARIABLE",
+    "DEVICE_KINDS",
     "RUN_STARTED_VARIABLE",
     "SLOT_VARIABLE",
     "ChaosError",

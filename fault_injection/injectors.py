@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ..progress import Page
-from .plan import CHAOS_VARIABLE, RUN_STARTED_VARIABLE, SLOT_VARIABLE, Fault, for_rank, from_env
+from .plan import CHAOS_VARIABLE, DEVICE_KINDS, RUN_STARTED_VARIABLE, SLOT_VARIABLE, Fault, for_rank, from_env
 
 
 class ChaosRaised(RuntimeError):
@@ -50,6 +50,8 @@ def _is_due(fault: Fault, step: int, elapsed_s: float) -> bool:
 
 
 def _inflict(fault: Fault, step: int) -> None:
+    if fault.kind in DEVICE_KINDS:
+        return  # the supervisor reads on the page that it is due, and does it to the device
     match fault.kind:
         case "hang":
             os.kill(os.getpid(), signal.SIGSTOP)  # whoever sends SIGCONT lets it go on

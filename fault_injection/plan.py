@@ -20,8 +20,10 @@ RUN_STARTED_VARIABLE = "GOODRUN_RUN_STARTED_MONO"
 SLOT_VARIABLE = "GOODRUN_SLOT"
 """The device slot that a worker is bound to."""
 
-KINDS = ("kill", "hang", "raise", "exit", "slot-lost")
-FROM_OUTSIDE = ("kill", "hang", "slot-lost")
+DEVICE_KINDS = ("gpu-lost", "xid", "ecc", "recovery", "throttle", "remap-failure", "probe-hang", "probe-error")
+"""Kinds that are done to a slot's (simulated) device, by the supervisor; its rank is left alone."""
+KINDS = ("kill", "hang", "raise", "exit", "slot-lost", *DEVICE_KINDS)
+FROM_OUTSIDE = ("kill", "hang", "slot-lost", *DEVICE_KINDS)
 """Kinds that the supervisor inflicts when their moment is a time: a rank that waits in a collective never comes to look at a clock."""
 MAX_FAULTS = 63  # a rank tells which entries fired as bits of one signed 64-bit word
 
@@ -45,6 +47,8 @@ class Fault:
     at_step: int | None = None
     at_s: float | None = None
     code: int = 1
+    for_s: float | None = None
+    """How long a device's fault lasts; None is for good."""
     text: str = ""
 
     @property
@@ -112,6 +116,7 @@ def _parse_entry(index: int, entry: str) -> Fault:
         raise ChaosError(f"chaos entry {entry!r} has the unknown kind {kind!r}; known are {', '.join(KINDS)}, as in {EXAMPLE!r}.")
     if not at or not moment.strip():
         raise ChaosError(f"chaos entry {entry!r} does not say when; end it with @step=N or a time such as @40s, as in {EXAMPLE!r}.")
+    target, for_s = _parse_for(entry, kind, target)
     numbers = _parse_target(entry, kind, target)
     at_step, at_s = _parse_moment(entry, moment.strip())
     return Fault(
@@ -121,13 +126,29 @@ def _parse_entry(index: int, entry: str) -> Fault:
         slot=numbers.get("slot"),
         at_step=at_step,
         at_s=at_s,
-        code=numbers.get("code", 1),
+        code=numbers.get("code", 79 if kind == "xid" else 1),
+        for_s=for_s,
         text=entry,
     )
 
 
+def _parse_for(entry: str, kind: str, target: str) -> tuple[str, float | None]:
+    """The target without `for=TIME`, and that time in seconds."""
+    parts = [part.strip() for part in target.split(",")]
+    times = [part.partition("=")[2].strip() for part in parts if part.partition("=")[0].strip() == "for" and kind in DEVICE_KINDS]
+    if not times:
+        return target, None
+    duration = _DURATION.fullmatch(times[0])
+    if len(times) > 1 or duration is None:
+        raise ChaosError(f"chaos entry {entry!r} has for={', '.join(times)}, which is not one time; write for=3s, for=500ms or for=2m.")
+    rest = ",".join(part for part in parts if part.partition("=")[0].strip() != "for")
+    return rest, float(duration[1]) * _SECONDS[duration[2]]
+
+
 def _parse_target(entry: str, kind: str, target: str) -> dict[str, int]:
-    allowed = {"exit": ("rank", "code"), "slot-lost": ("rank", "slot")}.get(kind, ("rank",))
+    codes = ("exit", "xid", "recovery")
+    who = ("rank", "slot") if kind in ("slot-lost", *DEVICE_KINDS) else ("rank",)
+    allowed = (*who, *(("code",) if kind in codes else ()))
     numbers: dict[str, int] = {}
     for item in filter(None, (part.strip() for part in target.split(","))):
         key, _, value = (part.strip() for part in item.partition("="))
@@ -137,9 +158,9 @@ def _parse_target(entry: str, kind: str, target: str) -> dict[str, int]:
             raise ChaosError(f"chaos entry {entry!r} gives {key} twice; write one entry for each, parted by ';'.")
         numbers[key] = _whole_number(entry, key, value)
     if len(numbers.keys() & {"rank", "slot"}) != 1:
-        wanted = "either rank=R or slot=S" if kind == "slot-lost" else "rank=R"
+        wanted = "either rank=R or slot=S" if "slot" in allowed else "rank=R"
         raise ChaosError(f"chaos entry {entry!r} does not say who; {kind} needs {wanted}, as in {EXAMPLE!r}.")
-    if numbers.get("code", 1) > 255:
+    if kind == "exit" and numbers.get("code", 1) > 255:
         raise ChaosError(f"chaos entry {entry!r} has the exit code {numbers['code']}; a process can only exit with 0 to 255.")
     return numbers
 

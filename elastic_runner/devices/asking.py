@@ -101,9 +101,10 @@ class ProberProcess:
         os.set_blocking(self._process.stdout.fileno(), False)
 
     def ask_about(self, uuids: Sequence[str]) -> None:
-        """Go on with another set of devices."""
+        """Go on with another set of devices, with a new prober: the one there is may hang on a device that is not in the set."""
         self.uuids = tuple(uuids)
-        self._replace(0.0)
+        self._end()
+        self.start()
 
     def read(self) -> list[Heard]:
         """What has been heard since the last call; and what has not been, for too long."""

@@ -91,7 +91,8 @@ def judge(policy: HealthPolicy, findings: Sequence[tuple[float, Finding]], *, al
     counted = [t for t, f in findings if f.condition == newest.condition and policy.rule(f) is rule and now - t <= rule.within_s] or [now]
     strikes = len(counted)
     do = rule.alone if alone and rule.alone is not None else rule.do
-    reason = f"{newest.name}: {rule.meaning or newest.condition}"
+    meaning = rule.meaning or newest.name
+    reason = meaning if newest.condition in policy.conditions else f"{newest.name}: {meaning}"
     if rule.then is not None and strikes >= rule.strikes:
         do, reason = rule.then, f"{reason}, {strikes} times within {now - counted[0]:.0f} s"
     if newest.xid is not None and newest.recovery_action is not None:
@@ -115,7 +116,8 @@ def load(path: Path | None = None) -> HealthPolicy:
 
     path = path or SHIPPED
     try:
-        body: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+        # the C parser where there is one: the other takes as long as all the rest of a start without torch
+        body: object = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except OSError as e:
         raise PolicyError(f"cannot read the health policy {str(path)!r}: {e.strerror}") from e
     except (yaml.YAMLError, UnicodeDecodeError) as e:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from goodrun.elastic_runner import policy
-from goodrun.elastic_runner.policy import Budgets, Do, Failure, Kind, Slots, decide
+from goodrun.elastic_runner.policy import Budgets, Do, Failure, Kind, Slots, decide, grow
 
 FOUR = Slots(active=(0, 1, 2, 3))
 TWO = Slots(active=(0, 1), min_nproc=2)
@@ -246,3 +246,38 @@ def test_a_lost_connection_blames_nobody():
     failures = [Failure(t=float(n), kind=Kind.CONNECTION, slot=1, rank=1, step=7) for n in range(10)]
     assert decide(failures[:9], TWO, Budgets(), 8).do is Do.RESTART
     assert decide(failures, TWO, Budgets(), 9).do is Do.GIVE_UP
+
+
+def test_a_sick_node_ends_the_job_and_a_device_that_asks_for_it_restarts():
+    """No device of the node may be used: nothing to restart with. A device that only wants the script anew keeps its slot."""
+    sick, asks = (Failure(t=0.0, kind=kind, slot=1, rank=1, step=5) for kind in (Kind.NODE_SICK, Kind.DEVICE))
+    assert decide([sick], FOUR, Budgets(), 0).do is Do.GIVE_UP
+    action = decide([asks], FOUR, Budgets(), 0)
+    assert (action.do, action.slots) == (Do.RESTART, FOUR)
+    assert decide([asks] * 10, FOUR, Budgets(), 9).do is Do.GIVE_UP
+
+
+@pytest.mark.parametrize(
+    ("slots", "back", "do", "active", "spare"),
+    [
+        pytest.param(Slots(active=(0, 1, 3), out=((2, "lost"),)), (2,), Do.GROW, (0, 1, 2, 3), (), id="back in its old place"),
+        pytest.param(Slots(active=(0, 1), out=((2, ""), (3, ""))), (3,), Do.GROW, (0, 1, 3), (), id="one of two"),
+        pytest.param(Slots(active=(0, 1, 4, 3), out=((2, ""),)), (2,), Do.CONTINUE, (0, 1, 4, 3), (2,), id="a spare has its place"),
+        pytest.param(
+            Slots(active=(0, 1), spare=(3,), multiple_of=2, out=((2, ""),)), (2,), Do.GROW, (0, 1, 2, 3), (), id="a multiple is whole again"
+        ),
+        pytest.param(Slots(active=(0, 1), multiple_of=2, out=((2, ""), (3, ""))), (2,), Do.CONTINUE, (0, 1), (2,), id="not yet a multiple"),
+    ],
+)
+def test_a_slot_that_is_well_again_comes_back(slots, back, do, active, spare):
+    """It takes its old place if the job may be larger with it, else it waits in reserve; nobody is in two places, and it is out no more."""
+    action = grow(slots, back, 4)
+    assert (action.do, action.slots.active, action.slots.spare) == (do, active, spare)
+    assert not {s for s, _ in action.slots.out} & set(back)
+
+
+def test_a_spare_that_falls_sick_is_left_out_of_the_reserve():
+    """A sick spare shrinks the reserve alone."""
+    after = Slots(active=(0, 1), spare=(2, 3)).without(2, "sick")
+    assert after is not None
+    assert (after.active, after.spare, after.out) == ((0, 1), (3,), ((2, "sick"),))

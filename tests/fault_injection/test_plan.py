@@ -160,3 +160,21 @@ def test_the_environment_carries_a_plan_unchanged() -> None:
     """What is left of a plan keeps its indices on the way to the worker."""
     plan = remaining(parse_plan("kill:rank=1@step=20; hang:rank=2@1.5s; exit:rank=0,code=3@step=50"), {0})
     assert from_env(to_env(plan)) == plan
+
+
+def test_a_devices_fault_has_its_code_and_its_time():
+    """Faults of devices take a slot, a code where there is one (79 and 1 if not given), and how long they last."""
+    xid, lost, recovery = parse_plan("xid:slot=2@step=3; gpu-lost:rank=1,for=500ms@2s; recovery:slot=0,code=2,for=1m@step=9")
+    assert (xid.slot, xid.code, xid.for_s) == (2, 79, None)
+    assert (lost.rank, lost.for_s) == (1, 0.5)
+    assert (recovery.code, recovery.for_s) == (2, 60.0)
+
+
+TIMELESS = ["gpu-lost:slot=1,for=soon@2s", "gpu-lost:slot=1,for=1s,for=2s@2s", "kill:rank=1,for=2s@2s", "ecc:slot=1,code=3@2s"]
+
+
+@pytest.mark.parametrize("entry", TIMELESS)
+def test_a_time_or_a_code_that_means_nothing_is_refused(entry):
+    """A fault that lasts no time, two times, or that takes neither, is an error that names the entry."""
+    with pytest.raises(ChaosError, match=entry.split("@")[0].split(",")[0]):
+        parse_plan(entry)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from goodrun.elastic_runner.devices.asking import Heard, ProberProcess
+from goodrun.elastic_runner.devices.health_policy import SHIPPED
 from goodrun.fault_injection.simulated_gpus import SimulatedGpus
 
 
@@ -17,6 +19,12 @@ from goodrun.fault_injection.simulated_gpus import SimulatedGpus
 def gpus(tmp_path: Path) -> SimulatedGpus:
     """Four healthy devices."""
     return SimulatedGpus.create(tmp_path / "gpus", 4)
+
+
+@pytest.fixture
+def gpus8(tmp_path: Path) -> SimulatedGpus:
+    """Eight healthy devices, for a node that several jobs run on."""
+    return SimulatedGpus.create(tmp_path / "gpus", 8)
 
 
 @pytest.fixture
@@ -54,3 +62,37 @@ def hear() -> Callable[..., list[Heard]]:
         raise AssertionError(f"not heard in {timeout} s; only {heard[-5:]}")
 
     return until
+
+
+@pytest.fixture
+def quick_policy(tmp_path: Path) -> Path:
+    """The shipped policy in a hurry: rounds of 100 ms, terms of a second."""
+    text = SHIPPED.read_text()
+    for slow, quick in (("every: 2s", "every: 100ms"), ("settle: 5s", "settle: 500ms"), ("term: 10m", "term: 1s")):
+        assert slow in text
+        text = text.replace(slow, quick)
+    path = tmp_path / "quick.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def consumed_once() -> Callable[[Path, int], None]:
+    """Check what jobs/train.py trained on: every step's newest attempt counts, and every epoch of 8 steps used each of 96 samples once."""
+
+    def check(where: Path, steps: int) -> None:
+        used: dict[int, tuple[str, Counter[int]]] = {}
+        for path in sorted(where.glob("samples.l0.g*.r*")):
+            attempt = path.name.rpartition(".r")[0]
+            for line in path.read_text().splitlines():
+                step, _, *ids = map(int, line.split())
+                if step not in used or used[step][0] < attempt:
+                    used[step] = (attempt, Counter())
+                if used[step][0] == attempt:
+                    used[step][1].update(ids)
+        assert sorted(used) == list(range(1, steps + 1))
+        for first in range(1, steps - 6, 8):
+            total = sum((used[s][1] for s in range(first, first + 8)), Counter())
+            assert total == Counter(range(96)), f"epoch from step {first}"
+
+    return check

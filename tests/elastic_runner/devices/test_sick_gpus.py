@@ -1,0 +1,184 @@
+"""Whole runs whose (simulated) GPUs fall sick: set aside, gone on without, tested, let back in; and never more than that."""
+
+from __future__ import annotations
+
+import json
+
+import psutil
+import pytest
+
+from goodrun.elastic_runner.devices.ledger import Entry, Ledger
+from goodrun.elastic_runner.ending import NODE_UNFIT
+from goodrun.elastic_runner.events import (
+    AttemptStarted,
+    ChaosFired,
+    Decided,
+    DeviceSetAside,
+    DeviceTested,
+    DeviceVerdict,
+    Failed,
+    Notice,
+    Restored,
+    RunEnded,
+)
+
+
+@pytest.fixture
+def sick_job(job, quick_policy):
+    """A job of four slots on four simulated GPUs whose ranks wait until their attempt is the last one; with chaos."""
+
+    def start(chaos, *options, last=1, nproc=4, policy=quick_policy, **kwargs):
+        own = ("--simulate-gpus", 4) if "env" not in kwargs else ()
+        env = {**kwargs.pop("env", {}), "TEST_LAST": str(last)}
+        words = ["--warm-start", "off", "--health-policy", policy, *(("--chaos", chaos) if chaos else ()), *options]
+        return job("--nproc-per-node", nproc, *own, *words, "visible.py", env=env, **kwargs)
+
+    return start
+
+
+def slots(j):
+    return [a.slots for a in j.events(AttemptStarted)]
+
+
+def seen(j, attempt):
+    """What the ranks of an attempt saw, by local rank: the device that is theirs."""
+    return [(j.where / f"g{attempt}.l{local}").read_text() for local in range(len(slots(j)[attempt]))]
+
+
+def notices(j):
+    return "\n".join(n.text for n in j.events(Notice))
+
+
+def prober_of(j):
+    """The job's prober process."""
+    return next(c for c in psutil.Process(j.proc.pid).children() if any("prober" in word for word in c.cmdline()))
+
+
+def test_a_gpu_falls_off_the_bus_and_comes_back(job, quick_policy, consumed_once):
+    """4 slots lose GPU 2 at step 20, without any XID; 3 go on; it passes its test, and 4 go on from the next checkpoint.
+
+    No sample is lost or repeated, and the record and the ledger tell the story.
+    """
+    chaos = "gpu-lost:slot=2,for=2s@step=20"
+    options = ("--simulate-gpus", 4, "--health-policy", quick_policy, "--chaos", chaos)
+    j = job("--nproc-per-node", 4, *options, "train.py", 400, env={"TEST_PAUSE": "0.04"}).ok(40)
+    assert [a.slots for a in j.events(AttemptStarted)] == [(0, 1, 2, 3), (0, 1, 3), (0, 1, 2, 3)]
+    (fired,), (failed,) = j.events(ChaosFired), j.events(Failed)
+    assert fired.entry == chaos
+    assert (failed.kind, failed.slot) == ("slot-lost", 2)
+    assert "GPU 2 (GPU-00000002-" in failed.cause and "no longer finds it" in failed.cause
+    verdict = j.events(DeviceVerdict)[0]
+    assert (verdict.condition, verdict.verdict, verdict.index) == ("gone", "SHED", 2)
+    assert j.events(DeviceSetAside)[0].slot == 2
+    assert [t.passed for t in j.events(DeviceTested)][-1]
+    assert [d.action for d in j.events(Decided)] == ["restart without", "grow"]
+    restored = j.events(Restored)[-1]
+    assert restored.attempt == 2 and restored.step > 20
+    consumed_once(j.where, 400)
+    (entry,) = json.loads((j.run_dir / "gpus" / "quarantine.json").read_text())["devices"]
+    assert entry["out"] is False and entry["offences"] >= 1 and entry["by"].startswith("run ")
+
+
+@pytest.mark.parametrize("form", ["numbers", "uuids"])
+def test_a_list_that_is_not_from_0_on_is_respected(sick_job, gpus8, form, tmp_path):
+    """C34: GPUs 4 to 7 of eight, 5 falls off the bus: the three ranks left each see a good one of the list, and history names GPU 5."""
+    visible = ",".join(str(n) if form == "numbers" else gpus8.uuid(n) for n in (4, 5, 6, 7))
+    env = {**gpus8.env({}), "CUDA_VISIBLE_DEVICES": visible, "GOODRUN_HOME": str(tmp_path / "home")}
+    j = sick_job("xid:slot=1,code=79@500ms", env=env).ok(40)
+    assert slots(j) == [(0, 1, 2, 3), (0, 2, 3)]
+    words = visible.split(",")
+    assert seen(j, 0) == words
+    assert seen(j, 1) == [words[0], words[2], words[3]]
+    assert f"GPU 5 ({gpus8.uuid(5)})" in j.events(Failed)[0].cause
+
+
+def test_an_applications_xids_restart_and_shed_nothing(sick_job):
+    """A page fault and its like, on three GPUs: the same slots start again, once, and nothing is set aside."""
+    chaos = [f"xid:slot={slot},code={code}@500ms" for slot, code in enumerate((31, 13, 43))]
+    j = sick_job("; ".join(chaos)).ok()
+    assert slots(j) == [(0, 1, 2, 3)] * 2
+    assert [v.verdict for v in j.events(DeviceVerdict)] == ["RESTART"] * 3
+    assert not j.events(DeviceSetAside)
+
+
+def test_xids_of_broken_gpus_shed_them(sick_job):
+    """Off the bus and memory that cannot be trusted, on two GPUs at once: both are set aside, the others go on."""
+    j = sick_job("xid:slot=1,code=79@500ms; xid:slot=2,code=48@500ms", last=2).ok()
+    assert slots(j) == [(0, 1, 2, 3), (0, 2, 3), (0, 3)]
+    assert {v.condition for v in j.events(DeviceVerdict)} == {"XID 79", "XID 48"}
+
+
+def test_a_wedged_gpu_is_sick_and_an_old_one_is_not(sick_job, gpus8, tmp_path):
+    """C36: a GPU whose every answer is 'unknown error' is shed, the text in the record; one without ECC is neither sick nor shed."""
+    gpus8.set(2, "DeviceGetTotalEccErrors.returns", 3)
+    j = sick_job("probe-error:slot=1@500ms", env={**gpus8.env({}), "GOODRUN_HOME": str(tmp_path / "home")}).ok(40)
+    assert slots(j) == [(0, 1, 2, 3), (0, 2, 3)]
+    verdicts = j.events(DeviceVerdict)
+    assert {v.index for v in verdicts} == {1}
+    assert any("Unknown Error" in v.evidence for v in verdicts)
+
+
+def test_a_driver_that_hangs_for_one_gpu_costs_that_gpu_alone(sick_job, quick_policy):
+    """Questions about GPU 0 never return: twice past the deadline it is shed, said each time, and the others go on."""
+    quick_policy.write_text(quick_policy.read_text().replace("deadline: 10s", "deadline: 1s"))
+    j = sick_job("probe-hang:slot=0@500ms").ok(40)
+    assert slots(j) == [(0, 1, 2, 3), (1, 2, 3)]
+    assert "does not answer" in notices(j)
+
+
+def test_a_killed_prober_is_said_and_the_run_goes_on(sick_job):
+    """Whoever kills the prober: the ranks do not notice, the record says so, and the next prober still finds a lost GPU."""
+    j = sick_job("gpu-lost:slot=3@6s")
+    j.until(lambda: j.marks("g0.l*") == [f"g0.l{n}" for n in range(4)])
+    prober_of(j).kill()
+    j.ok(40)
+    assert "killed by signal 9" in notices(j)
+    assert slots(j) == [(0, 1, 2, 3), (0, 1, 2)]
+
+
+def test_a_node_that_must_reboot_ends_the_job_with_a_status_of_its_own(sick_job):
+    """The driver wants the node rebooted: the job ends, and its status tells a scheduler that here it need not be tried again."""
+    j = sick_job("recovery:slot=0,code=2@500ms")
+    assert j.wait() == NODE_UNFIT
+    assert "node reboot" in j.err
+    assert j.events(RunEnded)[0].status == NODE_UNFIT
+
+
+def test_the_next_run_on_the_node_begins_without_a_gpu_that_was_set_aside(sick_job, gpus8, tmp_path):
+    """What one job has found out the next one knows: its first attempt leaves the GPU out, and says why."""
+    env = {**gpus8.env({}), "GOODRUN_HOME": str(tmp_path / "home"), "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    policy = tmp_path / "slow.yaml"
+    policy.write_text((tmp_path / "quick.yaml").read_text().replace("term: 1s", "term: 1h"))
+    sick_job("gpu-lost:slot=2,for=1s@500ms", env=env, policy=policy, name="first").ok()
+    j = sick_job("", env=env, last=0, policy=policy, name="second").ok(40)
+    assert slots(j) == [(0, 1, 3)]
+    assert "is set aside on this node" in j.err
+    refused = sick_job("", "--min-nproc", 4, env=env, last=0, policy=policy, name="third")
+    assert refused.wait() == 2
+    assert f"goodrun devices release {gpus8.uuid(2)}" in refused.err
+
+
+@pytest.mark.parametrize("how", ["damaged", "unwritable"])
+def test_a_bad_ledger_stops_no_run(sick_job, gpus8, tmp_path, how):
+    """A ledger that is damaged, or cannot be written: the run sheds the sick GPU all the same, goes on, and says so."""
+    home = tmp_path / "home"
+    ledger = Ledger.of_node({"GOODRUN_HOME": str(home)})
+    ledger.path.parent.mkdir(parents=True)
+    if how == "damaged":
+        ledger.path.write_text("{")
+    else:
+        ledger.path.with_suffix(".lock").mkdir()
+    j = sick_job("xid:slot=1,code=79@500ms", env={**gpus8.env({}), "GOODRUN_HOME": str(home)}).ok(40)
+    assert slots(j) == [(0, 1, 2, 3), (0, 2, 3)]
+    assert "quarantine ledger" in j.err
+
+
+def test_a_gpu_that_a_person_sets_aside_leaves_the_running_job(sick_job, gpus8, tmp_path):
+    """`goodrun devices quarantine` works on a job that runs: it goes on without that GPU."""
+    env = {**gpus8.env({}), "GOODRUN_HOME": str(tmp_path / "home")}
+    j = sick_job("", env=env)
+    j.until(lambda: len(j.marks("g0.l*")) == 4)
+    Ledger.of_node(env).change(gpus8.uuid(3), lambda e: Entry(device=gpus8.uuid(3), reason="smells", by="ann"))
+    j.ok(40)
+    assert slots(j) == [(0, 1, 2, 3), (0, 1, 2)]
+    assert "smells (set aside by ann)" in j.events(Failed)[0].cause
