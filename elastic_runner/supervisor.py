@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ..fault_injection import DEVICE_KINDS, due, remaining, to_env
+from ..fault_injection import DEVICE_KINDS, KINDS, due, remaining, to_env
 from ..progress import Progress
 from . import processes
 from .attempt import Attempt, Broken, Finished, Left, Signalled, signal_name
@@ -237,7 +237,7 @@ class Supervisor:
                 if fault.kind in DEVICE_KINDS:
                     continue
                 attempt.hurt.add(target.rank)
-                processes.send(target.pid, signal.SIGSTOP if fault.kind == "hang" else signal.SIGKILL)
+                processes.send(target.pid, KINDS[fault.kind].sends or signal.SIGKILL)
 
     # -- stopping ------------------------------------------------------------------------------------------------------
 
