@@ -173,6 +173,9 @@ class Supervisor:
         return False
 
     def _broken(self, attempt: Attempt, broken: Broken) -> Outcome:
+        # what a rank says when it dies of its GPU is "CUDA error", and a restart with that GPU would only fail again
+        if self.ward is not None and (sick := self.ward.look(attempt, self.slots)) is not None and sick.failure.kind is not Kind.DEVICE:
+            broken = sick
         self.recorder.failure(attempt, broken)
         self.last_failure = broken
         self.failures.append(broken.failure)

@@ -54,14 +54,13 @@ def prober_of(j):
     return next(c for c in psutil.Process(j.proc.pid).children() if any("prober" in word for word in c.cmdline()))
 
 
-def test_a_gpu_falls_off_the_bus_and_comes_back(job, quick_policy, consumed_once):
+def test_a_gpu_falls_off_the_bus_and_comes_back(job, consumed_once):
     """4 slots lose GPU 2 at step 20, without any XID; 3 go on; it passes its test, and 4 go on from the next checkpoint.
 
     No sample is lost or repeated, and the record and the ledger tell the story.
     """
     chaos = "gpu-lost:slot=2,for=2s@step=20"
-    options = ("--simulate-gpus", 4, "--health-policy", quick_policy, "--chaos", chaos)
-    j = job("--nproc-per-node", 4, *options, "train.py", 400, env={"TEST_PAUSE": "0.04"}).ok(40)
+    j = job("--nproc-per-node", 4, "--simulate-gpus", 4, "--chaos", chaos, "train.py", 400, env={"TEST_PAUSE": "0.04"}).ok(40)
     assert [a.slots for a in j.events(AttemptStarted)] == [(0, 1, 2, 3), (0, 1, 3), (0, 1, 2, 3)]
     (fired,), (failed,) = j.events(ChaosFired), j.events(Failed)
     assert fired.entry == chaos
