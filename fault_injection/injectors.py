@@ -75,9 +75,17 @@ def _inflict(fault: Fault, step: int) -> None:
         case "stall":
             threading.Event().wait()
         case "gil":
-            ctypes.PyDLL(None).pause()  # PyDLL, unlike CDLL, keeps the interpreter's lock during the call
+            _hold_interpreter_lock()
         case "oom":
             _fill_memory()
+
+
+def _hold_interpreter_lock() -> None:
+    """Wait in native code for what never comes; a mutex, because a sleep ends with the first signal."""
+    libc = ctypes.PyDLL(None)  # unlike CDLL it keeps the interpreter's lock during a call
+    mutex = ctypes.create_string_buffer(128)  # all zeros is an ordinary, unlocked one
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
 
 
 def _fill_memory() -> None:
