@@ -83,7 +83,10 @@ def test_a_list_that_is_not_from_0_on_is_respected(sick_job, gpus8, form, tmp_pa
     """C34: GPUs 4 to 7 of eight, 5 falls off the bus: the three ranks left each see a good one of the list, and history names GPU 5."""
     visible = ",".join(str(n) if form == "numbers" else gpus8.uuid(n) for n in (4, 5, 6, 7))
     env = {**gpus8.env({}), "CUDA_VISIBLE_DEVICES": visible, "GOODRUN_HOME": str(tmp_path / "home")}
-    j = sick_job("xid:slot=1,code=79@500ms", env=env).ok()
+    j = sick_job("", env=env)
+    j.until(lambda: len(j.marks("g0.l*")) == 4)
+    gpus8.set(5, "gone", 1)
+    j.ok()
     assert slots(j) == [(0, 1, 2, 3), (0, 2, 3)]
     words = visible.split(",")
     assert seen(j, 0) == words
