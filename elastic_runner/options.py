@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from ..fault_injection import DEVICE_KINDS, Fault, check_plan, parse_plan
 from ..fault_injection.plan import ChaosError
 from ..fault_injection.simulated_gpus import STATE_VARIABLE
+from ..fault_injection.telling import plan_told
 from .devices.health_policy import load as load_health_policy
 from .errors import UsageError
 from .nursery import why_cold
@@ -92,6 +93,7 @@ def build_parser() -> _Parser:
     parser.description = "torchrun's command line for jobs that survive. Sub-commands: top, goodput, history, report, runs, plan."
     g = parser.add_argument_group("goodrun's own options")
     g.add_argument("--chaos", metavar="SPEC", help="inject faults, e.g. 'kill:rank=1@step=20; hang:rank=2@40s', or a YAML file of them")
+    g.add_argument("--chaos-dry-run", action="store_true", help="check the command line, say what --chaos would do, and start nothing")
     g.add_argument("--min-nproc", type=int, metavar="N", help="never go on with fewer workers on this node; N = nproc forbids shrinking")
     g.add_argument("--world-size-multiple-of", type=int, default=1, metavar="K", help="shrink to multiples of K only (tensor parallelism)")
     g.add_argument("--spares", type=int, default=0, metavar="N", help="keep N more slots in reserve; one takes the place of a lost slot")
@@ -179,6 +181,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     slots = _slots(args, nproc)
     plan = _chaos(args.chaos, len(slots.active), slots, max_nodes)
     _check_devices(args, plan)
+    if args.chaos_dry_run:
+        print(plan_told(plan) or "there is no --chaos")
+        raise SystemExit(0)
     own_grace = getattr(args, "shutdown_timeout", None)  # torch has it since 2.12
     grace = _grace(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") if own_grace is None else own_grace)
     is_python = not args.no_python or bool(args.run_path)

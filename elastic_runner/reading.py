@@ -79,6 +79,22 @@ def top_main(argv: list[str]) -> int:
     return main(argv)
 
 
+def chaos_main(argv: list[str]) -> int:
+    """`goodrun chaos [--list] [PLAN]`: the kinds of faults there are, or what a plan would do."""
+    from ..fault_injection import parse_plan
+    from ..fault_injection.telling import kinds_told, plan_told
+
+    parser = argparse.ArgumentParser(prog="goodrun chaos", description="Show what --chaos can do, or what a plan would do.")
+    parser.add_argument("plan", nargs="?", metavar="PLAN", help="what --chaos would be given; without it, all kinds of faults are listed")
+    parser.add_argument("--list", action="store_true", help="list the kinds of faults")
+    args = parser.parse_args(argv)
+
+    def answer() -> str:
+        return f"{kinds_told() if args.list or args.plan is None else plan_told(parse_plan(args.plan))}\n"
+
+    return answered("chaos", answer)
+
+
 def devices_main(argv: list[str]) -> int:
     """`goodrun devices`: this node's GPUs, their health now, and those set aside."""
     from .devices.command import main
@@ -123,6 +139,7 @@ def checkpoints_main(argv: list[str]) -> int:
 
 SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
     "checkpoints": checkpoints_main,
+    "chaos": chaos_main,
     "devices": devices_main,
     "goodput": goodput_main,
     "history": history_main,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ..fault_injection import DEVICE_KINDS, due, remaining, to_env
+from ..fault_injection import DEVICE_KINDS, KINDS, due, remaining, to_env
 from ..progress import Progress
 from . import processes
 from .attempt import Attempt, Broken, Finished, Left, Signalled, signal_name
@@ -173,6 +173,9 @@ class Supervisor:
         return False
 
     def _broken(self, attempt: Attempt, broken: Broken) -> Outcome:
+        # what a rank says when it dies of its GPU is "CUDA error", and a restart with that GPU would only fail again
+        if self.ward is not None and (sick := self.ward.look(attempt, self.slots)) is not None and sick.failure.kind is not Kind.DEVICE:
+            broken = sick
         self.recorder.failure(attempt, broken)
         self.last_failure = broken
         self.failures.append(broken.failure)
@@ -237,7 +240,7 @@ class Supervisor:
                 if fault.kind in DEVICE_KINDS:
                     continue
                 attempt.hurt.add(target.rank)
-                processes.send(target.pid, signal.SIGSTOP if fault.kind == "hang" else signal.SIGKILL)
+                processes.send(target.pid, KINDS[fault.kind].sends or signal.SIGKILL)
 
     # -- stopping ------------------------------------------------------------------------------------------------------
 

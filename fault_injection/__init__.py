@@ -1,8 +1,8 @@
 """Chaos: a short text becomes a plan of faults, each of which fires once. The injectors are not imported from here."""
 
+from .kinds import DEVICE_KINDS, KINDS
 from .plan import (
     CHAOS_VARIABLE,
-    DEVICE_KINDS,
     RUN_STARTED_VARIABLE,
     SLOT_VARIABLE,
     ChaosError,
@@ -19,6 +19,7 @@ from .plan import (
 __all__ = [
     "CHAOS_VARIABLE",
     "DEVICE_KINDS",
+    "KINDS",
     "RUN_STARTED_VARIABLE",
     "SLOT_VARIABLE",
     "ChaosError",

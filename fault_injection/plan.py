@@ -13,6 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from .kinds import KINDS
+
 CHAOS_VARIABLE = "GOODRUN_CHAOS"
 """The plan as a worker gets it: `to_env` of what is left of it."""
 RUN_STARTED_VARIABLE = "GOODRUN_RUN_STARTED_MONO"
@@ -20,11 +22,6 @@ RUN_STARTED_VARIABLE = "GOODRUN_RUN_STARTED_MONO"
 SLOT_VARIABLE = "GOODRUN_SLOT"
 """The device slot that a worker is bound to."""
 
-DEVICE_KINDS = ("gpu-lost", "xid", "ecc", "recovery", "throttle", "remap-failure", "probe-hang", "probe-error")
-"""Kinds that are done to a slot's (simulated) device, by the supervisor; its rank is left alone."""
-KINDS = ("kill", "hang", "raise", "exit", "slot-lost", *DEVICE_KINDS)
-FROM_OUTSIDE = ("kill", "hang", "slot-lost", *DEVICE_KINDS)
-"""Kinds that the supervisor inflicts when their moment is a time: a rank that waits in a collective never comes to look at a clock."""
 MAX_FAULTS = 63  # a rank tells which entries fired as bits of one signed 64-bit word
 
 EXAMPLE = "kill:rank=1@step=20; hang:rank=2@40s; exit:rank=0,code=3@step=50; slot-lost:slot=3@step=60"
@@ -47,6 +44,8 @@ class Fault:
     at_step: int | None = None
     at_s: float | None = None
     code: int = 1
+    factor: int = 1
+    """How many times as long a slow rank's steps take."""
     for_s: float | None = None
     """How long a device's fault lasts; None is for good."""
     text: str = ""
@@ -54,7 +53,7 @@ class Fault:
     @property
     def from_outside(self) -> bool:
         """The supervisor inflicts it; all others are carried out by the rank itself, after a step."""
-        return self.at_s is not None and self.kind in FROM_OUTSIDE
+        return self.at_s is not None and KINDS[self.kind].from_outside
 
 
 def parse_plan(text_or_path: str) -> tuple[Fault, ...]:
@@ -126,7 +125,8 @@ def _parse_entry(index: int, entry: str) -> Fault:
         slot=numbers.get("slot"),
         at_step=at_step,
         at_s=at_s,
-        code=numbers.get("code", 79 if kind == "xid" else 1),
+        code=numbers.get("code", 1),
+        factor=numbers.get("factor", 1),
         for_s=for_s,
         text=entry,
     )
@@ -135,7 +135,7 @@ def _parse_entry(index: int, entry: str) -> Fault:
 def _parse_for(entry: str, kind: str, target: str) -> tuple[str, float | None]:
     """The target without `for=TIME`, and that time in seconds."""
     parts = [part.strip() for part in target.split(",")]
-    times = [part.partition("=")[2].strip() for part in parts if part.partition("=")[0].strip() == "for" and kind in DEVICE_KINDS]
+    times = [part.partition("=")[2].strip() for part in parts if part.partition("=")[0].strip() == "for" and "for" in KINDS[kind].keys]
     if not times:
         return target, None
     duration = _DURATION.fullmatch(times[0])
@@ -146,9 +146,7 @@ def _parse_for(entry: str, kind: str, target: str) -> tuple[str, float | None]:
 
 
 def _parse_target(entry: str, kind: str, target: str) -> dict[str, int]:
-    codes = ("exit", "xid", "recovery")
-    who = ("rank", "slot") if kind in ("slot-lost", *DEVICE_KINDS) else ("rank",)
-    allowed = (*who, *(("code",) if kind in codes else ()))
+    allowed = tuple(key for key in KINDS[kind].keys if key != "for")
     numbers: dict[str, int] = {}
     for item in filter(None, (part.strip() for part in target.split(","))):
         key, _, value = (part.strip() for part in item.partition("="))
@@ -160,7 +158,8 @@ def _parse_target(entry: str, kind: str, target: str) -> dict[str, int]:
     if len(numbers.keys() & {"rank", "slot"}) != 1:
         wanted = "either rank=R or slot=S" if "slot" in allowed else "rank=R"
         raise ChaosError(f"chaos entry {entry!r} does not say who; {kind} needs {wanted}, as in {EXAMPLE!r}.")
-    if kind == "exit" and numbers.get("code", 1) > 255:
+    numbers = {**(KINDS[kind].needs or {}), **numbers}
+    if kind == "exit" and numbers["code"] > 255:
         raise ChaosError(f"chaos entry {entry!r} has the exit code {numbers['code']}; a process can only exit with 0 to 255.")
     return numbers
 

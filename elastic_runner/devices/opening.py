@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ...fault_injection.simulated_gpus import CannotSimulate, SimulatedGpus
@@ -20,6 +21,7 @@ from .watch import DeviceWatch
 _NVIDIA = ("/dev/nvidiactl", "/dev/dxg")
 _AMD = "/dev/kfd"
 _ANSWER_WITHIN_S = 30.0
+_SIMULATED_EVERY_S, _SIMULATED_TERM_S = 0.5, 3.0
 
 
 def open_ward(
@@ -35,6 +37,8 @@ def open_ward(
 ) -> tuple[Ward, Slots]:
     """The run's ward, and the slots that the ledger (by default the node's) leaves it. Raises UsageError if these are too few."""
     policy = load(policy_file)
+    if simulated is not None and policy_file is None:
+        policy = replace(policy, every_s=_SIMULATED_EVERY_S, term_s=_SIMULATED_TERM_S)  # nobody waits ten minutes for a rehearsal
     env = {**environ, **(simulated.env(environ) if simulated is not None else {})}
     watch, devices = None, None
     if simulated is not None or any(map(os.path.exists, _NVIDIA)):

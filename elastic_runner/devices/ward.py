@@ -153,7 +153,8 @@ class Ward:
         if slot < 0 or verdict.do is Do.LOG:
             self._say(f"{text}: nothing is done")
         elif verdict.do is Do.RESTART:
-            self._restart = self._restart or (attempt, time.monotonic() + self._policy.settle_s, slot, f"{words}: {verdict.reason}")
+            if self._restart is None or self._restart[0] is not attempt:
+                self._restart = (attempt, time.monotonic() + self._policy.settle_s, slot, f"{words}: {verdict.reason}")
         elif verdict.do is Do.DRAIN:
             active = slot if slot in slots.active else slots.active[0]
             return attempt.device_to_blame(active, Kind.NODE_SICK, text)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import psutil
 import pytest
 
 from goodrun.fault_injection import CHAOS_VARIABLE, RUN_STARTED_VARIABLE, SLOT_VARIABLE, parse_plan, to_env
@@ -68,6 +69,9 @@ def start() -> Iterator[object]:
     ("plan", "slot", "code", "step", "fired"),
     [
         ("kill:rank=1@step=5", None, -signal.SIGKILL, 5, 0b1),
+        ("segv:rank=1@step=5", None, -signal.SIGSEGV, 5, 0b1),
+        ("abort:rank=1@step=5", None, -signal.SIGABRT, 5, 0b1),
+        ("gpu-lost:slot=7@step=5", 7, 0, 10, 0b1),
         ("kill:rank=0@step=5; kill:rank=1@step=3", None, -signal.SIGKILL, 3, 0b10),
         ("slot-lost:rank=1@step=5", None, -signal.SIGKILL, 5, 0b1),
         ("slot-lost:slot=7@step=5", 7, -signal.SIGKILL, 5, 0b1),
@@ -100,6 +104,43 @@ def test_a_hung_rank_is_stopped_and_goes_on_when_continued(start) -> None:  # ty
     os.kill(rank.process.pid, signal.SIGCONT)
     assert rank.process.wait(timeout=30) == 0
     assert rank.page.read().step == 10
+
+
+@pytest.mark.parametrize("kind", ["stall", "gil"])
+def test_a_rank_that_hangs_in_python_or_native_code_makes_no_step_more(start, kind: str) -> None:  # type: ignore[no-untyped-def]
+    """It lives, uses no CPU, and stays at its step; without the interpreter's lock none of its handlers runs either."""
+    rank = start(f"{kind}:rank=1@step=4")
+    before = -1.0
+    while rank.page.read().chaos_fired != 1 or (now := sum(psutil.Process(rank.process.pid).cpu_times()[:2])) != before:
+        assert rank.process.poll() is None
+        before = now if rank.page.read().chaos_fired == 1 else -1.0
+        with pytest.raises(subprocess.TimeoutExpired):
+            rank.process.wait(0.1)
+    assert rank.page.read().step == 4
+    rank.process.kill()
+    assert rank.process.wait(timeout=30) == -signal.SIGKILL
+
+
+def test_a_rank_runs_out_of_memory_and_the_machine_does_not(start) -> None:  # type: ignore[no-untyped-def]
+    """Its own limit ends it with a MemoryError, after a quarter of a GiB."""
+    rank = start("oom:rank=1@step=4")
+    _, err = rank.process.communicate(timeout=30)
+    assert (rank.process.returncode, rank.page.read().step) == (1, 4)
+    assert "MemoryError" in err
+
+
+def test_a_slow_rank_takes_its_factor_of_time() -> None:
+    """From its step on each step lasts `factor` times as long as it would have."""
+    page, fd = Page.create()
+    armed = Armed(parse_plan("slow:rank=0,factor=4@step=2"), page, 0.0)
+    armed.after_step(2)
+    began = time.monotonic()
+    while time.monotonic() - began < 0.05:  # the step's own work
+        pass
+    armed.after_step(3)
+    assert 0.2 <= time.monotonic() - began < 1.0
+    page.close()
+    os.close(fd)
 
 
 def test_a_fault_missed_by_its_step_fires_at_the_next() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from goodrun.fault_injection import ChaosError, Fault, check_plan, due, for_rank, from_env, parse_plan, remaining, to_env
-from goodrun.fault_injection.plan import KINDS
+from goodrun.fault_injection.kinds import KINDS
+from goodrun.fault_injection.telling import kinds_told, plan_told
 
 
 def one(text: str) -> Fault:
@@ -49,7 +50,7 @@ def test_entries_are_numbered_in_the_order_written_and_may_repeat() -> None:
     [
         ("", "has no entries"),
         (" ; ", "has no entries"),
-        ("explode:rank=1@step=2", "'explode'; known are kill, hang, raise, exit, slot-lost"),
+        ("explode:rank=1@step=2", "'explode'; known are kill, segv, abort, hang, "),
         ("kill", "does not say when"),
         ("kill:rank=1", "does not say when"),
         ("kill:rank=1@", "does not say when"),
@@ -128,9 +129,12 @@ def test_a_rank_or_slot_the_job_does_not_have_is_refused() -> None:
         check_plan(parse_plan("slot-lost:slot=7@step=1"), 3, {4, 0, 1})
 
 
+BY_ITSELF = ("raise", "exit", "stall", "gil", "oom", "slow")
+
+
 @pytest.mark.parametrize(
     ("kind", "moment", "from_outside"),
-    [(kind, moment, moment == "5s" and kind not in ("raise", "exit")) for kind in KINDS for moment in ("step=5", "5s")],
+    [(kind, moment, moment == "5s" and kind not in BY_ITSELF) for kind in KINDS for moment in ("step=5", "5s")],
 )
 def test_every_fault_has_exactly_one_who_inflicts_it(kind: str, moment: str, from_outside: bool) -> None:
     """The supervisor and the rank never both do it, and never neither."""
@@ -178,3 +182,21 @@ def test_a_time_or_a_code_that_means_nothing_is_refused(entry):
     """A fault that lasts no time, two times, or that takes neither, is an error that names the entry."""
     with pytest.raises(ChaosError, match=entry.split("@")[0].split(",")[0]):
         parse_plan(entry)
+
+
+def test_every_kind_is_described_as_it_can_be_written():
+    """The list has a line for each kind, and what stands before its words is an entry that a plan takes."""
+    lines = kinds_told().splitlines()[: len(KINDS)]
+    for name, line in zip(KINDS, lines, strict=True):
+        entry = line.split()[0].replace("=N", "=1").replace("=TIME", "=3s")
+        assert parse_plan(f"{entry}@step=3")[0].kind == name
+
+
+def test_a_plan_is_told_before_it_is_carried_out():
+    """A dry run names every entry's moment, target and deed, in the order in which they fall due."""
+    told = plan_told(parse_plan("kill:rank=1@40s; gpu-lost:slot=2,for=2s@step=20; slow:rank=0@10s; exit:rank=3,code=7@step=5"))
+    lines = [line.split(maxsplit=5) for line in told.splitlines()]
+    assert [" ".join(line[:3]) for line in lines[:2]] == ["after step 5", "after step 20"]
+    assert "code 7" in told.splitlines()[0] and "slot 2" in told.splitlines()[1] and "for 2 s" in told.splitlines()[1]
+    assert told.splitlines()[2].startswith("at 10 s") and "factor 3" in told.splitlines()[2]
+    assert told.splitlines()[3].startswith("at 40 s")

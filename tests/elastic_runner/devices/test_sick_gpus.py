@@ -54,14 +54,13 @@ def prober_of(j):
     return next(c for c in psutil.Process(j.proc.pid).children() if any("prober" in word for word in c.cmdline()))
 
 
-def test_a_gpu_falls_off_the_bus_and_comes_back(job, quick_policy, consumed_once):
+def test_a_gpu_falls_off_the_bus_and_comes_back(job, consumed_once):
     """4 slots lose GPU 2 at step 20, without any XID; 3 go on; it passes its test, and 4 go on from the next checkpoint.
 
     No sample is lost or repeated, and the record and the ledger tell the story.
     """
     chaos = "gpu-lost:slot=2,for=2s@step=20"
-    options = ("--simulate-gpus", 4, "--health-policy", quick_policy, "--chaos", chaos)
-    j = job("--nproc-per-node", 4, *options, "train.py", 400, env={"TEST_PAUSE": "0.04"}).ok(40)
+    j = job("--nproc-per-node", 4, "--simulate-gpus", 4, "--chaos", chaos, "train.py", 320, env={"TEST_PAUSE": "0.04"}).ok()
     assert [a.slots for a in j.events(AttemptStarted)] == [(0, 1, 2, 3), (0, 1, 3), (0, 1, 2, 3)]
     (fired,), (failed,) = j.events(ChaosFired), j.events(Failed)
     assert fired.entry == chaos
@@ -74,7 +73,7 @@ def test_a_gpu_falls_off_the_bus_and_comes_back(job, quick_policy, consumed_once
     assert [d.action for d in j.events(Decided)] == ["restart without", "grow"]
     restored = j.events(Restored)[-1]
     assert restored.attempt == 2 and restored.step > 20
-    consumed_once(j.where, 400)
+    consumed_once(j.where, 320)
     (entry,) = json.loads((j.run_dir / "gpus" / "quarantine.json").read_text())["devices"]
     assert entry["out"] is False and entry["offences"] >= 1 and entry["by"].startswith("run ")
 
@@ -84,7 +83,10 @@ def test_a_list_that_is_not_from_0_on_is_respected(sick_job, gpus8, form, tmp_pa
     """C34: GPUs 4 to 7 of eight, 5 falls off the bus: the three ranks left each see a good one of the list, and history names GPU 5."""
     visible = ",".join(str(n) if form == "numbers" else gpus8.uuid(n) for n in (4, 5, 6, 7))
     env = {**gpus8.env({}), "CUDA_VISIBLE_DEVICES": visible, "GOODRUN_HOME": str(tmp_path / "home")}
-    j = sick_job("xid:slot=1,code=79@500ms", env=env).ok(40)
+    j = sick_job("", env=env)
+    j.until(lambda: len(j.marks("g0.l*")) == 4)
+    gpus8.set(5, "gone", 1)
+    j.ok()
     assert slots(j) == [(0, 1, 2, 3), (0, 2, 3)]
     words = visible.split(",")
     assert seen(j, 0) == words
@@ -111,7 +113,7 @@ def test_xids_of_broken_gpus_shed_them(sick_job):
 def test_a_wedged_gpu_is_sick_and_an_old_one_is_not(sick_job, gpus8, tmp_path):
     """C36: a GPU whose every answer is 'unknown error' is shed, the text in the record; one without ECC is neither sick nor shed."""
     gpus8.set(2, "DeviceGetTotalEccErrors.returns", 3)
-    j = sick_job("probe-error:slot=1@500ms", env={**gpus8.env({}), "GOODRUN_HOME": str(tmp_path / "home")}).ok(40)
+    j = sick_job("probe-error:slot=1@500ms", env={**gpus8.env({}), "GOODRUN_HOME": str(tmp_path / "home")}).ok()
     assert slots(j) == [(0, 1, 2, 3), (0, 2, 3)]
     verdicts = j.events(DeviceVerdict)
     assert {v.index for v in verdicts} == {1}
@@ -121,7 +123,7 @@ def test_a_wedged_gpu_is_sick_and_an_old_one_is_not(sick_job, gpus8, tmp_path):
 def test_a_driver_that_hangs_for_one_gpu_costs_that_gpu_alone(sick_job, quick_policy):
     """Questions about GPU 0 never return: twice past the deadline it is shed, said each time, and the others go on."""
     quick_policy.write_text(quick_policy.read_text().replace("deadline: 10s", "deadline: 1s"))
-    j = sick_job("probe-hang:slot=0@500ms").ok(40)
+    j = sick_job("probe-hang:slot=0@500ms").ok()
     assert slots(j) == [(0, 1, 2, 3), (1, 2, 3)]
     assert "does not answer" in notices(j)
 
@@ -131,7 +133,7 @@ def test_a_killed_prober_is_said_and_the_run_goes_on(sick_job):
     j = sick_job("gpu-lost:slot=3@6s")
     j.until(lambda: j.marks("g0.l*") == [f"g0.l{n}" for n in range(4)])
     prober_of(j).kill()
-    j.ok(40)
+    j.ok()
     assert "killed by signal 9" in notices(j)
     assert slots(j) == [(0, 1, 2, 3), (0, 1, 2)]
 
@@ -150,7 +152,7 @@ def test_the_next_run_on_the_node_begins_without_a_gpu_that_was_set_aside(sick_j
     policy = tmp_path / "slow.yaml"
     policy.write_text((tmp_path / "quick.yaml").read_text().replace("term: 1s", "term: 1h"))
     sick_job("gpu-lost:slot=2,for=1s@500ms", env=env, policy=policy, name="first").ok()
-    j = sick_job("", env=env, last=0, policy=policy, name="second").ok(40)
+    j = sick_job("", env=env, last=0, policy=policy, name="second").ok()
     assert slots(j) == [(0, 1, 3)]
     assert "is set aside on this node" in j.err
     refused = sick_job("", "--min-nproc", 4, env=env, last=0, policy=policy, name="third")
@@ -168,7 +170,7 @@ def test_a_bad_ledger_stops_no_run(sick_job, gpus8, tmp_path, how):
         ledger.path.write_text("{")
     else:
         ledger.path.with_suffix(".lock").mkdir()
-    j = sick_job("xid:slot=1,code=79@500ms", env={**gpus8.env({}), "GOODRUN_HOME": str(home)}).ok(40)
+    j = sick_job("xid:slot=1,code=79@500ms", env={**gpus8.env({}), "GOODRUN_HOME": str(home)}).ok()
     assert slots(j) == [(0, 1, 2, 3), (0, 2, 3)]
     assert "quarantine ledger" in j.err
 
@@ -179,6 +181,6 @@ def test_a_gpu_that_a_person_sets_aside_leaves_the_running_job(sick_job, gpus8, 
     j = sick_job("", env=env)
     j.until(lambda: len(j.marks("g0.l*")) == 4)
     Ledger.of_node(env).change(gpus8.uuid(3), lambda e: Entry(device=gpus8.uuid(3), reason="smells", by="ann"))
-    j.ok(40)
+    j.ok()
     assert slots(j) == [(0, 1, 2, 3), (0, 1, 2)]
     assert "smells (set aside by ann)" in j.events(Failed)[0].cause

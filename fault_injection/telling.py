@@ -1,0 +1,44 @@
+"""Chaos in words: what kinds there are, and what a plan is going to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .kinds import KINDS
+from .plan import Fault
+
+_NOTES = """
+Each at @step=N of the job, or at a time since the run began, as in @40s, @500ms, @2m. Several are parted by ';'.
+for=TIME: how long a GPU's fault lasts; without it, for good. GPUs are simulated ones (--simulate-gpus N)."""
+
+
+def kinds_told() -> str:
+    """A line for each kind: an entry as it can be written, less its moment, and what it does."""
+    lines = []
+    for name, kind in KINDS.items():
+        values = kind.needs or {}
+        keys = [key for key in kind.keys if key != "rank" or "slot" not in kind.keys]
+        takes = ",".join(f"{key}={values.get(key, 'TIME' if key == 'for' else 'N')}" for key in keys)
+        lines.append(f"{f'{name}:{takes}':32}  {kind.what}")
+    return "\n".join([*lines, _NOTES])
+
+
+def plan_told(plan: Sequence[Fault]) -> str:
+    """A line for each entry, in the order in which they fall due: those at a step first, for their times are not known."""
+    ordered = sorted(plan, key=lambda f: (f.at_s is not None, f.at_step or 0, f.at_s or 0.0, f.index))
+    return "\n".join(f"{_moment(f):14} {_target(f):8} {f.kind:14} {KINDS[f.kind].what}{_lasting(f)}" for f in ordered)
+
+
+def _moment(fault: Fault) -> str:
+    return f"after step {fault.at_step}" if fault.at_s is None else f"at {fault.at_s:g} s"
+
+
+def _target(fault: Fault) -> str:
+    return f"rank {fault.rank}" if fault.slot is None else f"slot {fault.slot}"
+
+
+def _lasting(fault: Fault) -> str:
+    numbers = {"code": fault.code, "factor": fault.factor}
+    said = [f"{key} {numbers[key]}" for key in KINDS[fault.kind].needs or {}]
+    said += [] if fault.for_s is None else [f"for {fault.for_s:g} s"]
+    return f" ({', '.join(said)})" if said else ""
