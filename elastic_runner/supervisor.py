@@ -9,14 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ..fault_injection import DEVICE_KINDS, KINDS, due, remaining, to_env
-from ..progress import Progress
-from . import processes
 from .attempt import Attempt, Broken, Finished, Left, Signalled, signal_name
 from .bootstrap import MODULES_FILE_VARIABLE
 from .devices.ward import Ward
 from .events import AttemptStarted, Decided, WorkersSpawned
 from .hang import HangDetector
+from .inflicting import Inflicting
 from .journal import Journal
 from .keeper import KeeperProcess
 from .nursery import Nursery
@@ -26,7 +24,7 @@ from .recorder import Recorder
 from .signals import PASSED_ON, Signals
 from .slots import visible_devices
 from .stopping import Stopper
-from .workers import Rank, Spawn, WorkerContext
+from .workers import Spawn, WorkerContext
 
 STARTED_VARIABLE = "GOODRUN_RUN_STARTED"
 """When the run began, in nanoseconds of wall time: with the generation, what checkpoints are fenced by."""
@@ -56,6 +54,7 @@ class Supervisor:
     started_t: float = field(default_factory=time.monotonic)
     slots: Slots = field(init=False)
     stopper: Stopper = field(init=False)
+    chaos: Inflicting = field(init=False)
     nursery: Nursery | None = None
     keeper: KeeperProcess | None = None
     ward: Ward | None = None
@@ -68,11 +67,11 @@ class Supervisor:
     pending: Action | None = None
     """Decided, not yet performed."""
     passed_on: set[int] = field(default_factory=set)
-    lost_slots: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.slots = self.config.slots
         self.stopper = Stopper(journal=self.journal, signals=self.signals, say=self.say)
+        self.chaos = Inflicting(plan=self.config.chaos, recorder=self.recorder, ward=self.ward, started_t=self.started_t)
         if self.nursery is not None:
             self.nursery.say = self.recorder.notice
 
@@ -88,11 +87,7 @@ class Supervisor:
 
     def spawn_plan(self) -> Spawn:
         """What the workers of the coming attempt get besides torch's own description."""
-        env = {**self.worker_env, "GOODRUN_GENERATION": str(self.generation)}
-        left = remaining(self.config.chaos, self.recorder.fired)
-        if left:
-            env["GOODRUN_CHAOS"] = to_env(left)
-            env["GOODRUN_RUN_STARTED_MONO"] = repr(self.started_t)
+        env = {**self.worker_env, **self.chaos.env(), "GOODRUN_GENERATION": str(self.generation)}
         if self.nursery is not None and self.nursery.learns_from is not None:
             env[MODULES_FILE_VARIABLE] = str(self.nursery.learns_from)
         devices = self.ward.visible(self.slots.active) if self.ward is not None else None
@@ -115,11 +110,7 @@ class Supervisor:
         self.journal.write(WorkersSpawned(pids=tuple(r.pid for r in context.ranks), warm=warm))
         self.recorder.attempt_begins()
         detector = HangDetector(known_start_s=self.recorder.known_start_s) if self.config.hang_detection else None
-        self.attempt = Attempt(context, self.signals, detector, self._slot_lost, whole_job=len(context.ranks) == self.world_size)
-
-    def _slot_lost(self, r: Rank, page: Progress) -> bool:
-        by_itself = any(f.kind == "slot-lost" and page.chaos_fired >> f.index & 1 for f in self.config.chaos)
-        return by_itself or r.slot in self.lost_slots
+        self.attempt = Attempt(context, self.signals, detector, self.chaos.slot_lost, whole_job=len(context.ranks) == self.world_size)
 
     # -- watching ------------------------------------------------------------------------------------------------------
 
@@ -135,7 +126,7 @@ class Supervisor:
             self.recorder.look(attempt)
             if self.keeper is not None:
                 self.keeper.tend()
-            self._chaos_by_time(attempt)
+            self.chaos.by_time(attempt)
             self._tend_nursery(attempt)
             if isinstance(seen, Finished):
                 self.recorder.progress(attempt.pages())
@@ -227,20 +218,6 @@ class Supervisor:
         self.restarts += not grows
         if self.ward is not None:
             self.ward.left_out(self.slots)
-
-    def _chaos_by_time(self, attempt: Attempt) -> None:
-        for fault in due(self.config.chaos, self.recorder.fired, time.monotonic() - self.started_t):
-            target = next((r for r in attempt.ranks if r.code is None and (r.rank == fault.rank or r.slot == fault.slot)), None)
-            if target is not None:
-                if fault.kind in DEVICE_KINDS and not (self.ward is not None and self.ward.watched(target.slot)):
-                    continue  # it would never be noticed: later
-                if fault.kind == "slot-lost":
-                    self.lost_slots.add(target.slot)
-                self.recorder.chaos_from_outside(fault, target.rank, target.slot)
-                if fault.kind in DEVICE_KINDS:
-                    continue
-                attempt.hurt.add(target.rank)
-                processes.send(target.pid, KINDS[fault.kind].sends or signal.SIGKILL)
 
     # -- stopping ------------------------------------------------------------------------------------------------------
 
