@@ -1,8 +1,8 @@
 """Finds the rank that hangs: pure judgement over pages, signs of work and stacks; the caller looks, dumps and kills.
 
 Two kinds of evidence are asked for. A rank is *silent* when its last beat is older than a limit learned from this run's own steps, and
-*still* when its process shows no sign of work: no CPU time in it or its children, no bytes moved, its main thread not once scheduled. A
-rank that evaluates, compiles, reads or writes works, however long it takes. A stopped process (state T) is evidence by itself.
+*still* when its process shows no sign of work: hardly any CPU time in it or its children, no bytes moved, its main thread not once
+scheduled. A rank that evaluates, compiles, reads or writes works, however long it takes. A stopped process (state T) is evidence by itself.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from .processes import Signs
 _STEPS_TO_LEARN = 3
 _CALM_S = 0.3
 _CALM_SHARE = 0.7
+_IDLE_CPU = 0.025
+_IDLE_TICKS_S = 0.011
+"""What an idle process may use, a share of a core and a tick of the clock: gloo's threads look around a hundred times a second."""
 _COLLECTIVE = re.compile(r"/torch/(distributed/|autograd/graph\.py)")
 
 
@@ -66,6 +69,8 @@ class Suspicion:
 class _Seen:
     signs: Signs
     calm_since: float
+    calm_cpu_s: float
+    """CPU seconds when the calm began."""
     stopped_looks: int = 0
 
 
@@ -106,13 +111,14 @@ class HangDetector:
     def _note(self, now: float, rank: int, signs: Signs) -> None:
         seen = self._seen.get(rank)
         if seen is None:
-            self._seen[rank] = _Seen(signs=signs, calm_since=now, stopped_looks=int(signs.state == "T"))
+            self._seen[rank] = _Seen(signs=signs, calm_since=now, calm_cpu_s=signs.cpu_s, stopped_looks=int(signs.state == "T"))
             return
         old, seen.signs = seen.signs, signs
         seen.stopped_looks = seen.stopped_looks + 1 if signs.state == "T" else 0
-        works = signs.state in "RD" or signs.cpu_s > old.cpu_s or signs.io_bytes != old.io_bytes or signs.switches > old.switches
-        if works:
-            seen.calm_since = now
+        idle_cpu_s = _IDLE_TICKS_S + _IDLE_CPU * (now - seen.calm_since)
+        computes = signs.cpu_s - seen.calm_cpu_s > idle_cpu_s
+        if signs.state in "RD" or computes or signs.io_bytes != old.io_bytes or signs.switches > old.switches:
+            seen.calm_since, seen.calm_cpu_s = now, signs.cpu_s
 
     def _silent(self, now: float, ranks: Mapping[int, tuple[Progress, Signs]]) -> Suspicion | None:
         longest = max((p.longest_step_s for p, _ in ranks.values()), default=0.0)

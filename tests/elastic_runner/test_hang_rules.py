@@ -107,6 +107,18 @@ def test_a_rank_at_work_is_never_suspected(work):
     assert found.ranks == (0,)
 
 
+def test_what_idle_threads_use_is_no_work():
+    """gloo's threads look around a hundred times a second, and cost a tick of CPU time every other second: a hang is found all the same."""
+    w = World({0: page(step=40), 1: page(step=40)})
+    ticks = {5: 0.01, 13: 0.01, 19: 0.01, 31: 0.01}
+    w.signs = {0: STILL, 1: STILL}
+    found = None
+    for look in range(40):
+        w.work = {rank: {"cpu_s": ticks.get(look, 0.0)} for rank in (0, 1)}
+        found = found or w.look()
+    assert found.ranks == (0, 1)
+
+
 @pytest.mark.parametrize("work", [{"cpu_s": 0.01}, {"io_bytes": 1}, {"switches": 1}, {"state": "R"}, {"state": "D"}])
 def test_ranks_that_all_work_are_left_alone(work):
     """Nobody is still: no suspicion before the long limit for busy ranks."""

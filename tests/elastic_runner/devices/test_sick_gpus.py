@@ -51,7 +51,10 @@ def notices(j):
 
 def prober_of(j):
     """The job's prober process."""
-    return next(c for c in psutil.Process(j.proc.pid).children() if any("prober" in word for word in c.cmdline()))
+    def found():
+        return next((c for c in psutil.Process(j.proc.pid).children() if any("devices import prober" in word for word in c.cmdline())), None)
+
+    return j.until(found)
 
 
 def test_a_gpu_falls_off_the_bus_and_comes_back(job, consumed_once):
