@@ -51,8 +51,10 @@ def notices(j):
 
 def prober_of(j):
     """The job's prober process."""
+
     def found():
-        return next((c for c in psutil.Process(j.proc.pid).children() if any("devices import prober" in word for word in c.cmdline())), None)
+        children = psutil.Process(j.proc.pid).children()
+        return next((c for c in children if any("import prober" in word for word in c.cmdline())), None)
 
     return j.until(found)
 
