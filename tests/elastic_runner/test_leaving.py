@@ -13,7 +13,8 @@ from goodrun.elastic_runner.events import FirstStep, RunEnded, WorkersSpawned
 def test_a_stop_signal_saves_one_step_on_all_ranks(job, whom):
     """SIGTERM to the launcher, or to one rank alone: all ranks save the same step and go; the status says SIGTERM."""
     j = job("--nproc-per-node", 2, "train.py", 100_000, env={"TEST_PAUSE": "0.02"})
-    j.until(lambda: j.events(FirstStep))
+    # a rank listens from the end of its first step on
+    j.until(lambda: len(j.marks("samples.*")) == 2 and all((j.where / n).read_text().count("\n") > 2 for n in j.marks("samples.*")))
     pid = j.proc.pid if whom == "launcher" else j.events(WorkersSpawned)[0].pids[1]
     os.kill(pid, signal.SIGTERM)
     assert j.wait(40) == 143
