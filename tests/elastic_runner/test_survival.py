@@ -108,9 +108,9 @@ def kill_at_random(job, kills: int, seed: int) -> list[dict[str, tuple[float, in
 
 
 def holdings(j, ranks) -> dict[str, tuple[float, int]]:
-    """(MiB of its own, descriptors) of the launcher, and of the template: the oldest of its children that is no rank."""
+    """(MiB of its own, descriptors) of the launcher, and of the template: the oldest of its children that looks like a rank and is none."""
     launcher = psutil.Process(j.proc.pid)
-    template = min((c for c in launcher.children() if c.pid not in ranks), key=lambda c: c.create_time())
+    template = min((c for c in launcher.children() if c.pid not in ranks and "-u" in c.cmdline()), key=lambda c: c.create_time())
     return {name: (p.memory_full_info().uss / 2**20, p.num_fds()) for name, p in (("launcher", launcher), ("template", template))}
 
 

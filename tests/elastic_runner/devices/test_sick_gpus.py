@@ -53,8 +53,8 @@ def prober_of(j):
     """The job's prober process."""
 
     def found():
-        children = psutil.Process(j.proc.pid).children()
-        return next((c for c in children if any("import prober" in word for word in c.cmdline())), None)
+        children = [c for c in psutil.Process(j.proc.pid).children() if c.status() != psutil.STATUS_ZOMBIE]
+        return next((c for c in children if "import prober" in " ".join(c.cmdline())), None)
 
     return j.until(found)
 
