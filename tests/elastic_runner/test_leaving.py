@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from goodrun.checkpoint.catalogue import found_in
-from goodrun.elastic_runner.events import FirstStep, RunEnded, WorkersSpawned
+from goodrun.elastic_runner.events import Failed, FirstStep, RunEnded, WorkersSpawned
 
 
 @pytest.mark.parametrize("whom", ["launcher", "one rank"])
@@ -34,6 +34,30 @@ def test_a_job_that_cannot_save_says_so(job):
     j.proc.terminate()
     assert j.wait(40) == 143
     assert "no checkpoint was made on the way out: the next run goes on from step 5" in j.err
+
+
+@pytest.mark.parametrize("resumes", [0, 10])
+def test_a_stop_signal_while_the_first_step_is_compiled(job, resumes):
+    """Six preemptions and no emergency save: what a run that is stopped before its first step leaves is said, and no save is claimed."""
+    first = job("--nproc-per-node", 2, "train.py", resumes).ok()
+    env = {"TEST_LIFE": "1", "TEST_DIR": str(first.where)}
+    j = job("--nproc-per-node", 2, "--shutdown-timeout", 5, "train.py", 100, "compile", env=env, name="second")
+    j.until(lambda: len(first.marks("compiles.l1.*")) == 2)
+    j.proc.terminate()
+    assert j.wait(20) == 143
+    assert f"no checkpoint was made on the way out: the next run goes on from step {resumes}" in j.err
+    assert "was saved on the way out" not in j.err
+    assert [found.step for found in found_in(first.where / "checkpoints")][:1] == [resumes] * bool(resumes)
+
+
+def test_a_hang_after_the_last_checkpoint_names_it(job):
+    """All is trained and saved, and one rank waits for a peer that has left: the words say which checkpoint is complete."""
+    j = job("--nproc-per-node", 2, "train.py", 10, "barrier:1")
+    assert j.wait(90) == 1
+    (failed,) = j.events(Failed)
+    assert failed.kind == "tear-down"
+    assert "training was over: every rank had made step 10; the checkpoint of step 10 is complete" in failed.cause
+    assert len(j.events(WorkersSpawned)) == 1
 
 
 def test_keeper_is_started_again(job):

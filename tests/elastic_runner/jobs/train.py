@@ -1,7 +1,7 @@
 """A tiny exact DDP job: logs the sample ids of every step it finishes, checkpoints, and leaves the hash of its final weights.
 
 Arguments: steps, then words: `sleep:RANK@STEP` sleeps for ever (first generation), `eval:RANK@STEP=SECONDS` computes that long,
-`batch` uses a fixed batch per rank.
+`compile` takes long before this life's first step, `barrier:RANK` waits for its peers in that rank alone when all is done.
 """
 
 import hashlib
@@ -39,7 +39,10 @@ log = open(here / f"samples.l{life}.g{generation:03d}.r{rank}", "a")  # noqa: SI
 
 
 def act(word: str) -> None:
-    kind, who, at, seconds = re.fullmatch(r"(\w+):(\d+)@(\d+)(?:=([\d.]+))?", word).groups()
+    found = re.fullmatch(r"(\w+):(\d+)@(\d+)(?:=([\d.]+))?", word)
+    if not found:
+        return
+    kind, who, at, seconds = found.groups()
     if int(who) != rank or int(at) != step or generation:
         return
     if kind == "sleep":
@@ -50,6 +53,9 @@ def act(word: str) -> None:
         torch.mm(torch.ones(64, 64), torch.ones(64, 64))
 
 
+if "compile" in words:
+    (here / f"compiles.l{life}.r{rank}").touch()
+    time.sleep(60)
 while step < steps:
     for ids in loader:
         weight = sampler.weight
@@ -71,4 +77,7 @@ state = b"".join(p.detach().numpy().tobytes() for p in inner.parameters())
 (here / f"final.l{life}.r{rank}").write_text(hashlib.sha256(state).hexdigest())
 with torch.no_grad():
     (here / f"loss.l{life}").write_text(repr(torch.nn.functional.mse_loss(inner(data), target).item())) if rank == 0 else None
-dist.destroy_process_group()
+if f"barrier:{rank}" in words:
+    dist.barrier()
+if not any(word.startswith("barrier") for word in words):
+    dist.destroy_process_group()
