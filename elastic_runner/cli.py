@@ -43,6 +43,13 @@ def say(text: str) -> None:
             print(f"goodrun: {text}"[:_PIPE_TAKES], file=sys.stderr, flush=True)
 
 
+def _terminal() -> int | None:
+    """The descriptor of the terminal at stderr, if that is one on which a cursor can be moved."""
+    if os.environ.get("TERM", "dumb") == "dumb" or not os.isatty(2):
+        return None
+    return 2
+
+
 def console() -> None:
     """The `goodrun` command: exits with the status a shell user expects."""
     from .reading import SUBCOMMANDS
@@ -87,7 +94,7 @@ def launch(argv: Sequence[str], on_error: Callable[[BaseException], object] = la
 
             seams.check()
             args, config = parse(argv)
-        with exporting(config.metrics_at, config.on_event, say) as exporters:
+        with exporting(config.metrics_at, config.on_event, _terminal() if config.status else None, say) as exporters:
             return _launch(args, config, signals, nursery, exporters, on_error)
     except GoodrunError as e:
         say(str(e))
@@ -119,6 +126,7 @@ def _launch(
         if fresh:  # it never was a run
             runs.forget(home, run_dir)
         raise
+    supervisor.recorder.on_look = exporters.look
     signals.on_forced = lambda signum: ending.stopped(supervisor, signum, signals.broke_off)
     threads = surroundings.choose_threads(len(config.slots.active), os.environ, len(os.sched_getaffinity(0)))
     for line in (surroundings.other_environment(os.environ, sys.prefix, sys.executable), threads):

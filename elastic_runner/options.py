@@ -63,6 +63,8 @@ class RunConfig:
     metrics_at: tuple[str, int] | None = None
     """Host and port at which Prometheus may ask."""
     on_event: str = ""
+    status: bool = True
+    """Whether a line at the bottom of the terminal says how the run stands."""
     argv: tuple[str, ...] = ()
     script: str = ""
 
@@ -114,6 +116,7 @@ def build_parser() -> _Parser:
     g.add_argument("--dry-run-detectors", action="store_true", help="only record what the hang detection would have done")
     g.add_argument("--keeper-bandwidth", type=float, default=0.0, metavar="MIB", help="write checkpoints at no more than MIB per second")
     g.add_argument("--restore-from", default="", metavar="STEP|PATH", help="begin from this checkpoint instead of the newest one")
+    g.add_argument("--no-status", action="store_true", help="no line at the bottom of the terminal that says how the run stands")
     g.add_argument("--metrics-port", metavar="[HOST:]PORT", help="serve Prometheus metrics there (HOST: 127.0.0.1; PORT 0: any)")
     g.add_argument("--on-event", default="", metavar="CMD", help="run a shell command for each event, which it gets as JSON on stdin")
     g.add_argument("--health-policy", type=Path, metavar="FILE", help="what to do about what GPUs report (YAML; default: the one shipped)")
@@ -213,6 +216,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
         stop_signals=tuple(s.strip() for s in getattr(args, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT").split(",") if s.strip()),
         metrics_at=_metrics_at(args.metrics_port),
         on_event=args.on_event,
+        status=not args.no_status,
         argv=tuple(argv),
         script=script,
     )

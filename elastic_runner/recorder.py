@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ..fault_injection import DEVICE_KINDS, Fault
 from ..progress import Mark, Phase, Progress
@@ -27,6 +27,8 @@ class Recorder:
         """How long the slowest start so far took, to its first step."""
         self.hurt_device: Callable[[Fault, int], None] = lambda fault, slot: None
         """Does what an entry of the chaos plan wants done to a slot's device; set where there are simulated ones."""
+        self.on_look: Callable[[Sequence[Progress]], None] = lambda pages: None
+        """Is shown the pages at each look."""
         self._journal = journal
         self._chaos = chaos
         self._say = say
@@ -59,6 +61,7 @@ class Recorder:
         for r in attempt.ranks:
             self._chaos_of(r.rank, r.slot, pages[r.rank])
         every = list(pages.values())
+        self.on_look(every)
         if not self._restored and all(p.marks[Mark.RESTORE_END] for p in every) and any(p.restored_step >= 0 for p in every):
             self._restored = True
             p = max(every, key=lambda p: p.marks[Mark.RESTORE_END] - p.marks[Mark.RESTORE_BEGIN])

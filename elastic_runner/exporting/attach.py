@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from ...progress import Progress
 from .. import events as ev
 from ..events import Event
 from ..journal import Journal, read_thinned
@@ -19,6 +20,8 @@ class Exporters:
         self.all_told: list[Taker] = []
         """They want to know what an earlier life of the run wrote, too."""
         self.from_now: list[Taker] = []
+        self.look: Callable[[Sequence[Progress]], None] = lambda pages: None
+        """Wants to know where the ranks are, between events too."""
         self._say = say
 
     def attach(self, journal: Journal) -> None:
@@ -46,10 +49,22 @@ class Exporters:
 
 
 @contextmanager
-def exporting(metrics_at: tuple[str, int] | None, on_event: str, say: Callable[[str], None]) -> Iterator[Exporters]:
-    """The exporters that were asked for, working while the block runs. Raises UsageError if one of them cannot work."""
+def exporting(
+    metrics_at: tuple[str, int] | None, on_event: str, status_on: int | None, say: Callable[[str], None]
+) -> Iterator[Exporters]:
+    """The exporters that were asked for, working while the block runs. Raises UsageError if one of them cannot work.
+
+    `status_on`: a terminal's descriptor, for the line at its bottom; None for no such line.
+    """
     exporters = Exporters(say)
     with ExitStack() as stack:
+        if status_on is not None:
+            from .status import BottomRow, StatusLine
+
+            status = StatusLine(BottomRow(status_on))
+            stack.callback(status.close)
+            exporters.all_told.append(status.add)
+            exporters.look = status.look
         if metrics_at is not None:
             from .metrics import Metrics
 
