@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from .ranks import Ranks
 from .zipped import Wrapping, wrapping
 
 _ALIGN = 64
+_FORMAT: dict[str, Any] = {"version": "1.0.0"} if any(f.name == "version" for f in fields(Metadata)) else {}  # torch 2.7 and later
 Paths = Mapping[str, tuple[str | int, ...]]
 
 
@@ -161,5 +162,5 @@ def _describe(tensors: Mapping[str, torch.Tensor], paths: Paths, everyone: list[
         stored[name] = TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), torch.Size(tensor.shape), parts)
         for number, (box, info) in enumerate(zip(boxes, where[name], strict=True)):
             storage[MetadataIndex(name, box.offset, number)] = info
-    metadata = Metadata(stored, planner_data=dict(paths), storage_data=storage, storage_meta=StorageMeta(), version="1.0.0")
+    metadata = Metadata(stored, planner_data=dict(paths), storage_data=storage, storage_meta=StorageMeta(), **_FORMAT)
     return index.to_bytes(), pickle.dumps(metadata)

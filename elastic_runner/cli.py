@@ -94,7 +94,7 @@ def launch(argv: Sequence[str], on_error: Callable[[BaseException], object] = la
 
             seams.check()
             args, config = parse(argv)
-        with exporting(config.metrics_at, config.on_event, _terminal() if config.status else None, say) as exporters:
+        with exporting(config, _terminal() if config.status else None, say) as exporters:
             return _launch(args, config, signals, nursery, exporters, on_error)
     except GoodrunError as e:
         say(str(e))

@@ -63,6 +63,8 @@ class RunConfig:
     metrics_at: tuple[str, int] | None = None
     """Host and port at which Prometheus may ask."""
     on_event: str = ""
+    tensorboard: str = ""
+    mlflow: bool = False
     status: bool = True
     """Whether a line at the bottom of the terminal says how the run stands."""
     argv: tuple[str, ...] = ()
@@ -119,9 +121,12 @@ def build_parser() -> _Parser:
     g.add_argument("--no-status", action="store_true", help="no line at the bottom of the terminal that says how the run stands")
     g.add_argument("--metrics-port", metavar="[HOST:]PORT", help="serve Prometheus metrics there (HOST: 127.0.0.1; PORT 0: any)")
     g.add_argument("--on-event", default="", metavar="CMD", help="run a shell command for each event, which it gets as JSON on stdin")
+    g.add_argument("--tensorboard", default="", metavar="DIR", help="write step times, waits, goodput as scalars for TensorBoard there")
+    g.add_argument("--mlflow", action="store_true", help="log the same to MLflow: to the run of MLFLOW_RUN_ID, else a new one")
     g.add_argument("--health-policy", type=Path, metavar="FILE", help="what to do about what GPUs report (YAML; default: the one shipped)")
     g.add_argument("--simulate-gpus", type=int, default=0, metavar="N", help="watch N simulated GPUs, for --chaos (the script sees none)")
     g.add_argument("--config", type=Path, metavar="FILE", help="YAML with options by their long names; the command line and PET_* win")
+    _add_later_options(g, before)
     # None tells "not given" from torchrun's default of 0, which would forbid every restart
     if "PET_MAX_RESTARTS" not in os.environ:
         parser.set_defaults(max_restarts=None)
@@ -166,6 +171,15 @@ def _takes_next(parser: argparse.ArgumentParser, token: str) -> bool:
     return False
 
 
+def _add_later_options(group: Any, have: set[str]) -> None:
+    """What later versions of torchrun take and goodrun does by itself: there with an older torch, too."""
+    if "shutdown_timeout" not in have:
+        group.add_argument("--shutdown-timeout", "--shutdown_timeout", help="seconds between asking ranks to stop and killing them")
+    if "signals_to_handle" not in have:
+        signals = ",".join(RunConfig.stop_signals)
+        group.add_argument("--signals-to-handle", "--signals_to_handle", default=signals, help="signals that stop the job, with commas")
+
+
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     """torch's namespace and our configuration. Raises UsageError, with one sentence, before anything is written or started."""
     parser = build_parser()
@@ -187,7 +201,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     if args.chaos_dry_run:
         print(plan_told(plan) or "there is no --chaos")
         raise SystemExit(0)
-    own_grace = getattr(args, "shutdown_timeout", None)  # torch has it since 2.12
+    own_grace = args.shutdown_timeout
     grace = _grace(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") if own_grace is None else own_grace)
     is_python = not args.no_python or bool(args.run_path)
     cold_because = why_cold(script, is_python=is_python and not args.run_path, env=os.environ) if args.warm_start == "auto" else ""
@@ -213,9 +227,11 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
         virtual_local_rank=bool(getattr(args, "virtual_local_rank", False)),
         max_nodes=max_nodes,
         local_addr=args.local_addr,
-        stop_signals=tuple(s.strip() for s in getattr(args, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT").split(",") if s.strip()),
+        stop_signals=tuple(s.strip() for s in args.signals_to_handle.split(",") if s.strip()),
         metrics_at=_metrics_at(args.metrics_port),
         on_event=args.on_event,
+        tensorboard=args.tensorboard,
+        mlflow=args.mlflow,
         status=not args.no_status,
         argv=tuple(argv),
         script=script,

@@ -44,7 +44,7 @@ class Board:
         self.newest_wall = ""
         self.failed: ev.Failed | None = None
         self.ledgers: dict[str, Ledger] = {}
-        self._first_rank = 0
+        self.first_rank = 0
         self._stepping_t = 0.0
         self._progress: ev.RankProgress | None = None
         self._hung: set[int] = set()
@@ -72,7 +72,7 @@ class Board:
             case ev.RunStarted():
                 self.run, self.state = e, "starting"
             case ev.AttemptStarted():
-                self.world_size, self.slots, self._first_rank = e.world_size, e.slots, e.first_rank
+                self.world_size, self.slots, self.first_rank = e.world_size, e.slots, e.first_rank
                 self._progress, self._hung, self._exited, self._stepping_t = None, set(), set(), 0.0
             case ev.FirstStep():
                 self.state, self.cause, self._stepping_t = "training", "", e.first_step_t or e.t
@@ -123,7 +123,7 @@ class Board:
         since = p.t - self._stepping_t if self._stepping_t else 0.0
         rows = []
         for local, slot in enumerate(self.slots):
-            rank = self._first_rank + local
+            rank = self.first_rank + local
             silent, longest = _of(p.silent_s, local, 0.0), p.longest_step_s
             health = "gone" if rank in self._exited else "hung" if rank in self._hung else ""
             if not health:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 from ...progress import Progress
 from .. import events as ev
 from ..events import Event
 from ..journal import Journal, read_thinned
+from ..options import RunConfig
+
+if TYPE_CHECKING:
+    from .scalars import Sink
 
 Taker = Callable[[Event], None]
 
@@ -49,9 +54,7 @@ class Exporters:
 
 
 @contextmanager
-def exporting(
-    metrics_at: tuple[str, int] | None, on_event: str, status_on: int | None, say: Callable[[str], None]
-) -> Iterator[Exporters]:
+def exporting(config: RunConfig, status_on: int | None, say: Callable[[str], None]) -> Iterator[Exporters]:
     """The exporters that were asked for, working while the block runs. Raises UsageError if one of them cannot work.
 
     `status_on`: a terminal's descriptor, for the line at its bottom; None for no such line.
@@ -65,17 +68,37 @@ def exporting(
             stack.callback(status.close)
             exporters.all_told.append(status.add)
             exporters.look = status.look
-        if metrics_at is not None:
+        if config.metrics_at is not None:
             from .metrics import Metrics
 
-            metrics = Metrics(*metrics_at)
+            metrics = Metrics(*config.metrics_at)
             stack.callback(metrics.close)
             exporters.all_told.append(metrics.add)
             say(f"metrics at {metrics.address}")
-        if on_event:
+        if config.on_event:
             from .alerts import Alerts
 
-            alerts = Alerts(on_event, say)
+            alerts = Alerts(config.on_event, say)
             stack.callback(alerts.close)
             exporters.from_now.append(alerts.add)
+        for name, sink in _sinks(config).items():
+            from .scalars import Scalars
+
+            scalars = Scalars(name, sink, say)
+            stack.callback(scalars.close)
+            exporters.from_now.append(scalars.add)
         yield exporters
+
+
+def _sinks(config: RunConfig) -> dict[str, Callable[[str], Sink]]:
+    """Where scalars are to go, by name; each is made with the run's id. Raises UsageError if a package is missing."""
+    from .scalars import Mlflow, TensorBoard, need
+
+    sinks: dict[str, Callable[[str], Sink]] = {}
+    if config.tensorboard:
+        need("tensorboard", "--tensorboard", "tensorboard")
+        sinks["TensorBoard"] = lambda run_id: TensorBoard(config.tensorboard)
+    if config.mlflow:
+        need("mlflow", "--mlflow", "mlflow")
+        sinks["MLflow"] = Mlflow
+    return sinks
