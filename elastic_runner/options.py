@@ -7,7 +7,7 @@ import importlib.machinery
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +16,7 @@ from ..fault_injection import DEVICE_KINDS, Fault, check_plan, parse_plan
 from ..fault_injection.plan import ChaosError
 from ..fault_injection.simulated_gpus import STATE_VARIABLE
 from ..fault_injection.telling import plan_told
+from .config_file import apply_config_file
 from .devices.health_policy import load as load_health_policy
 from .errors import UsageError
 from .nursery import why_cold
@@ -184,7 +185,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     """torch's namespace and our configuration. Raises UsageError, with one sentence, before anything is written or started."""
     parser = build_parser()
     head, script, tail = split_at_script(parser, argv)
-    _apply_config_file(parser, head)
+    apply_config_file(parser, head)
     args = parser.parse_args([*head, "--", script])
     args.training_script_args = tail
     _check_script(args)
@@ -276,49 +277,6 @@ def _grace(value: object) -> int | None:
     if seconds < 0:
         raise UsageError(f"--shutdown-timeout must be a whole number of seconds, 0 or more, not {value}")
     return seconds
-
-
-def _apply_config_file(parser: _Parser, head: Sequence[str]) -> None:
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--config", type=Path)
-    path = finder.parse_known_args(list(head))[0].config
-    if path is None:
-        return
-    known = {a.dest: a for a in parser._actions if a.option_strings and a.dest not in ("help", "config")}
-    for key, value in _read_yaml(path).items():
-        dest = str(key).lstrip("-").replace("-", "_")
-        if dest not in known:
-            close = [d for d in known if d.startswith(dest[:4])]
-            hint = f"; did you mean {close[0].replace('_', '-')!r}?" if close else ""
-            raise UsageError(f"{path} has the unknown key {key!r}{hint}")
-        if f"PET_{dest.upper()}" not in os.environ:
-            parser.set_defaults(**{dest: _as_default(known[dest], value, f"{path}: {key}")})
-
-
-def _as_default(action: argparse.Action, value: object, where: str) -> object:
-    """A YAML value as the option's default, which argparse itself does not check."""
-    if action.nargs == 0:
-        if not isinstance(value, bool):
-            raise UsageError(f"{where} must be true or false, not {value!r}")
-        return value
-    text = ("on" if value else "off") if isinstance(value, bool) else str(value)  # YAML takes these words for yes and no
-    if action.choices is not None and text not in action.choices:
-        raise UsageError(f"{where} must be one of {', '.join(map(str, action.choices))}, not {text!r}")
-    return text
-
-
-def _read_yaml(path: Path) -> Mapping[Any, Any]:
-    import yaml
-
-    try:
-        body = yaml.safe_load(path.read_text())
-    except OSError as e:
-        raise UsageError(f"cannot read --config {path}: {e.strerror}") from e
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise UsageError(f"--config {path} is not valid YAML: {str(e).splitlines()[0]}") from e
-    if not isinstance(body, dict):
-        raise UsageError(f"--config {path} must hold options as `name: value` lines")
-    return body
 
 
 def _check_script(args: argparse.Namespace) -> None:
