@@ -119,6 +119,12 @@ class Link:
                 self._drop()
         raise CheckpointError(f"rank {self.rank}: the keeper goes away again and again")
 
+    def tell(self, message: Message) -> None:
+        """Send, from any thread; nothing is done where the line is broken."""
+        if (line := self._line) is not None:
+            with suppress(Gone):
+                line.send(message)
+
     def hear(self, timeout_s: float = 0.0) -> bool:
         """Take in one message if it comes within the time; whether one came. A keeper that is gone is found or started again."""
         if self._line is None and not self._known:

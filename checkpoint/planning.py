@@ -11,6 +11,7 @@ import torch
 
 from .codec import Encoder, Place, Tree
 from .errors import CheckpointError
+from .gpu import GpuCopies, on_gpu
 from .layout import Layout, make_layout, signature_of
 from .link import Link
 from .memory import SlotShape
@@ -47,6 +48,7 @@ class Planned:
         self._ranks, self._link = ranks, link
         self._layout: Layout | None = None
         self._shape = SlotShape(0, 0)
+        self._gpu: GpuCopies | None = None
         self._entries: tuple[str, ...] = ()
         self._plans = 0
         self.slots: list[Slot] = []
@@ -60,7 +62,7 @@ class Planned:
     def prepare(self, state: Captured, agree: Callable[[], object]) -> None:
         """Plan for this state and have the slots made, if that has not been done; a collective where the state's shape is new.
 
-        `agree` is called by all ranks before the first plan.
+        `agree` is called by all ranks before each plan, when the slots of the last one are still there.
         """
         if self._fits(state):
             return
@@ -73,6 +75,8 @@ class Planned:
         # The text of other steps may be longer: numbers grow.
         most = max(self._ranks.gather(len(state.values)))
         self._shape, self._entries = SlotShape(self._layout.size, max(1 << 16, 2 * most)), state.entries
+        if self._gpu is None and any(on_gpu(t) for t in state.tensors.values()):
+            self._gpu = GpuCopies()
         slots, self.slots = self.slots, []
         for slot in slots:
             slot.release()
@@ -107,7 +111,7 @@ class Planned:
                     raise CheckpointError(why)
                 if why:
                     print(f"goodrun: one slot in place of two, so saves wait for each other: {why}", file=sys.stderr, flush=True)
-                self.slots = [Slot(fd, self._shape, self._layout) for fd in fds]
+                self.slots = [Slot(fd, self._shape, self._layout, self._gpu) for fd in fds]
             else:
                 listen(1.0)
         for slot in self.slots:
@@ -121,7 +125,7 @@ class Planned:
                 fds, why = self._link.slots[self._layout.name]
                 if not why:
                     del self._link.slots[self._layout.name]
-                    self.slots = [Slot(fd, self._shape, self._layout) for fd in fds]
+                    self.slots = [Slot(fd, self._shape, self._layout, self._gpu) for fd in fds]
 
     def release(self) -> None:
         """Give the slots back."""

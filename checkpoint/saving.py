@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -40,12 +41,23 @@ class Saver:
         self._planned = Planned(ranks, self.link)
         self._count = 0
         self._pid = os.getpid()
+        self._copying: list[threading.Thread] = []
+        self._telling = threading.Lock()
         self._open: dict[int, Fate] = {}
         self.last: Fate | None = None
 
     def prepare(self, state: Captured) -> None:
         """Plan for this state and have the slots made, ahead of the first save."""
-        self._planned.prepare(state, self._token)
+        self._planned.prepare(state, self._replans)
+
+    def _replans(self) -> None:
+        self._await_copies()
+        self._token()
+
+    def _await_copies(self) -> None:
+        """Slots may be given back when nothing is on its way into them."""
+        for copying in self._copying:
+            copying.join()
 
     def _hello(self) -> Message:
         ranks = self._ranks
@@ -65,9 +77,10 @@ class Saver:
         """The keeper died and there is a new one: give it the slots and the snapshots that are not durable yet."""
         line = link.up()
         self._planned.send()
-        for slot in self._planned.slots:
-            if (fate := self._open.get(slot.number)) is not None:
-                line.send(self._given(fate, slot))
+        with self._telling:
+            for slot in self._planned.slots:
+                if (fate := self._open.get(slot.number)) is not None and slot.whole:
+                    line.send(self._given(fate, slot))
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
@@ -90,12 +103,24 @@ class Saver:
                 return PendingSave(Fate(step, fate.number, Said(), seen=True), self.listen, skipped=True)
             slot = self._free_slot()
             self._open[fate.number] = fate
-            slot.fill(fate.number, state.tensors, state.values)
-            self.link.send(self._given(fate, slot))
+            queued = slot.fill(fate.number, state.tensors, state.values)
+            if queued is None:
+                self.link.send(self._given(fate, slot))
+            else:
+                copying = threading.Thread(target=self._give_when_whole, args=(fate, slot, queued), name="goodrun-copy", daemon=True)
+                self._copying = [*(c for c in self._copying if c.is_alive()), copying]
+                copying.start()
         except CheckpointError as e:
             self._open.pop(fate.number, None)
             fate.said = Said(why=f"step {step} was not saved to {self.link.directory}: {e}")
         return pending
+
+    def _give_when_whole(self, fate: Fate, slot: Slot, queued: Callable[[], None]) -> None:
+        """A thread's work: wait for the GPU, then tell the keeper. If that is gone, `_tell_again` tells the one that takes its place."""
+        queued()
+        with self._telling:
+            slot.seal()
+            self.link.tell(self._given(fate, slot))
 
     def _given(self, fate: Fate, slot: Slot) -> Message:
         message: dict[str, Any] = {"op": "given", "number": fate.number, "step": fate.step, "layout": self._planned.name}
@@ -200,6 +225,7 @@ class Saver:
         """Hang up, and give the slots back."""
         if self.last is None or self.last.settled:
             atexit.unregister(self._at_exit)
+        self._await_copies()
         self.link.close()
         self._planned.release()
 

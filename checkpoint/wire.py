@@ -8,6 +8,7 @@ import os
 import select
 import socket
 import struct
+import threading
 import time
 from typing import Any
 
@@ -33,6 +34,7 @@ class Line:
         self.sock = sock
         self._buffer = bytearray()
         self._fds: list[int] = []
+        self._sending = threading.Lock()
 
     def fileno(self) -> int:
         """For select."""
@@ -43,11 +45,15 @@ class Line:
         body = json.dumps(message).encode()
         frame = _HEAD.pack(len(body), len(raw), len(fds)) + body + raw
         try:
-            sent = socket.send_fds(self.sock, [frame], list(fds)) if fds else self.sock.send(frame)
-            if sent < len(frame):
-                self.sock.sendall(memoryview(frame)[sent:])
+            with self._sending:  # a frame from another thread must not come between
+                self._put(frame, fds)
         except OSError as e:
             raise Gone from e
+
+    def _put(self, frame: bytes, fds: tuple[int, ...]) -> None:
+        sent = socket.send_fds(self.sock, [frame], list(fds)) if fds else self.sock.send(frame)
+        if sent < len(frame):
+            self.sock.sendall(memoryview(frame)[sent:])
 
     def receive(self, timeout_s: float | None = None) -> tuple[Message, bytes, list[int]] | None:
         """The next message with its raw bytes and descriptors; None if none came within the time. Raises Gone at the end."""
