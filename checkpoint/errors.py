@@ -21,3 +21,11 @@ class CheckpointFenced(CheckpointError):
 
 class NotACheckpointDirectory(CheckpointError):
     """The directory given cannot be one of ours (someone else's files, a file, not writable): the caller's fault."""
+
+
+class StorageUnreachable(CheckpointError):
+    """Storage across the network does not answer, so nothing is known of what is there; nobody's fault here, and worth another try."""
+
+
+class StorageTrouble(OSError):
+    """Storage across the network did not do what it was asked to. `strerror` holds no secret."""

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from .catalogue import fresh_name
 from .fence import Token, fenced
 from .memory import PAGE, Memory, SlotShape, available
+from .places import located
 from .retention import Keep
 from .shelf import Job, Layout, Shelf, Snapshot, State
 from .wire import Gone, Line, Message
@@ -84,7 +84,7 @@ class Host:
         elif op == "newest":
             self._newest(guest, shelf)
         elif guest.token < shelf.token:
-            why = fenced(Path(shelf.directory), shelf.token, guest.token)
+            why = fenced(located(shelf.directory), shelf.token, guest.token)
             guest.line.send({"op": "failed", "number": m.get("number", 0), "why": why, "fenced": True})
         elif op == "layout":
             self._layout(guest, shelf, m, raw, fds)

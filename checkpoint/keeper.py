@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from .catalogue import fresh_name
 from .drain import Abandoned, Drain, Limiter, Part, Work
@@ -22,6 +21,7 @@ from .errors import CheckpointError, CheckpointFenced
 from .fence import Fence, Token
 from .hosting import Guest, Host, say
 from .memory import PAGE
+from .places import Where, located, storage_at
 from .shelf import Shelf, Snapshot, State
 from .storage import Disk
 from .wire import Gone, Line, address_of, same_user
@@ -142,7 +142,7 @@ class Keeper:
         self.host.settled()
 
     def _work_of(self, shelf: Shelf, snapshot: Snapshot) -> Work:
-        job, directory = shelf.jobs[snapshot.token], Path(shelf.directory)
+        job, directory = shelf.jobs[snapshot.token], located(shelf.directory)
         parts = {}
         for rank, (slot, values) in sorted(snapshot.given.items()):
             layout = job.layouts[snapshot.layout, rank]
@@ -157,7 +157,7 @@ class Keeper:
             world_size=job.world_size,
             parts=parts,
             first=0 in parts,
-            fence=Fence(directory, shelf.token, disk=self.disk),
+            fence=Fence(directory, shelf.token, storage=storage_at(directory, self.disk)),
             keep=job.keep,
             torch=job.torch,
             entries=entries,
@@ -174,10 +174,10 @@ class Keeper:
         """The thread that writes; it takes what CPU time training leaves, and holds the interpreter for moments only."""
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        drain = Drain(self.disk, self.limiter)
         while (running := self._work.get()) is not None:
             error: Exception | None = None
-            path: Path | None = None
+            path: Where | None = None
+            drain = self._drain(running)
             try:
                 path = drain.write(running.work, lambda r=running: r.given_up)  # type: ignore[misc]
             except Exception as e:  # whatever storage does: the ranks have to learn of it, and the keeper goes on
@@ -189,7 +189,10 @@ class Keeper:
                     say(f"old checkpoints in {running.work.directory} were not removed: {e}")
             self._post(partial(self._written, running, path, error))
 
-    def _written(self, running: _Running, path: Path | None, error: Exception | None) -> None:
+    def _drain(self, running: _Running) -> Drain:
+        return Drain(storage_at(running.work.directory, self.disk), self.limiter, running.shelf.known)
+
+    def _written(self, running: _Running, path: Where | None, error: Exception | None) -> None:
         self.running = None
         shelf, snapshot, work = running.shelf, running.snapshot, running.work
         for part in work.parts.values():
@@ -209,7 +212,7 @@ class Keeper:
             return
         snapshot.state = State.FAILED
         with suppress(OSError, CheckpointError):  # the save's own failure is what people have to read; the next commit clears leftovers
-            Drain(self.disk, self.limiter).abandon(work)
+            self._drain(running).abandon(work)
         lost = {"op": "failed", "number": snapshot.number, "why": why, "fenced": isinstance(error, CheckpointFenced)}
         self.host.tell(shelf, snapshot, lost)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from weakref import WeakMethod
 
 from .errors import CheckpointError
+from .places import Where
 from .wire import ADDRESS_VARIABLE, Gone, Line, Message, address_of, connect
 
 _PATIENCE_S = 15.0
@@ -36,7 +37,7 @@ class Said:
 class Link:
     """Messages to and from the keeper. Nothing here waits unless it says so."""
 
-    directory: Path
+    directory: Where
     greet: WeakMethod[Callable[[], Message]]
     """Makes the `hello`."""
     again: WeakMethod[Callable[[Link], None]]
@@ -62,7 +63,7 @@ class Link:
     def name(self) -> str:
         """The keeper's name: the launcher's, or one that all ranks of this node derive from the directory."""
         given = os.environ.get(ADDRESS_VARIABLE)
-        return given or hashlib.sha256(os.fsencode(self.directory)).hexdigest()[:24]
+        return given or hashlib.sha256(os.fsencode(str(self.directory))).hexdigest()[:24]
 
     def find(self) -> Line | None:
         """A fresh line to the keeper if there is one; none is started."""

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 from weakref import WeakMethod
 
@@ -19,6 +18,7 @@ from .errors import CheckpointError, CheckpointFenced
 from .fence import Token
 from .link import Link, Said, file_limit
 from .pending import Fate, PendingSave
+from .places import Where, absolute
 from .planning import Captured, Planned
 from .ranks import Ranks
 from .retention import Keep
@@ -33,10 +33,10 @@ _EXIT_LIMIT_S = 600.0
 class Saver:
     """Takes snapshots of one directory's state; all ranks call it alike."""
 
-    def __init__(self, directory: Path, keep: Keep, ranks: Ranks, when_busy: str, token: Callable[[], Token]) -> None:
+    def __init__(self, directory: Where, keep: Keep, ranks: Ranks, when_busy: str, token: Callable[[], Token]) -> None:
         """`token` makes the ranks agree on the attempt's token. Nothing is started yet."""
         self._keep, self._ranks, self._when_busy, self._token = keep, ranks, when_busy, token
-        self.link = Link(Path(os.path.abspath(directory)), WeakMethod(self._hello), WeakMethod(self._tell_again), ranks.rank)
+        self.link = Link(absolute(directory), WeakMethod(self._hello), WeakMethod(self._tell_again), ranks.rank)
         self._planned = Planned(ranks, self.link)
         self._count = 0
         self._pid = os.getpid()

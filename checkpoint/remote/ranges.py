@@ -1,0 +1,141 @@
+"""Reads out of a checkpoint on an object store: only the ranges that are needed, many at once and some ahead, every tensor checked."""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from ..errors import CheckpointDamaged
+from ..index import Chunk, Index
+from ..manifest import Manifest
+from ..storage import Storage
+from ..url import Url
+from .objects import CONNECTIONS, RANGE, connections
+
+_GAP = 64 << 10
+"""What lies between two tensors and is smaller is read along: a request costs more."""
+_AHEAD = 2 * CONNECTIONS
+
+
+@dataclass
+class _Piece:
+    """A range of a file, and how many chunks still need it."""
+
+    file: str
+    begin: int
+    end: int
+    left: int = 0
+    content: Future[bytes] | None = None
+
+
+@dataclass
+class _File:
+    """The pieces of one file, in order."""
+
+    begins: list[int] = field(default_factory=list)
+    pieces: list[_Piece] = field(default_factory=list)
+
+
+class Ranges:
+    """The shards of a committed checkpoint, as a source of chunks."""
+
+    def __init__(self, checkpoint: Url, manifest: Manifest, storage: Storage[Url]) -> None:
+        """Nothing is read yet."""
+        self._checkpoint, self._manifest, self._storage = checkpoint, manifest, storage
+        self._files: dict[str, _File] = {}
+        self._coming: list[_Piece] = []
+        self._held = 0
+
+    def expect(self, chunks: Iterable[Chunk]) -> None:
+        """These are going to be taken, about in this order."""
+        order = list(chunks)
+        by_file: dict[str, list[Chunk]] = {}
+        for chunk in order:
+            by_file.setdefault(chunk.file, []).append(chunk)
+        self._files = {file: _cut(file, mine) for file, mine in by_file.items()}
+        seen: set[int] = set()
+        for chunk in order:
+            for piece in self._pieces(chunk):
+                piece.left += 1
+                if id(piece) not in seen:
+                    seen.add(id(piece))
+                    self._coming.append(piece)
+        self._coming.reverse()
+        self._look_ahead()
+
+    def _pieces(self, chunk: Chunk) -> list[_Piece]:
+        file = self._files[chunk.file]
+        first = bisect_right(file.begins, chunk.at) - 1
+        last = bisect_right(file.begins, max(chunk.at + chunk.nbytes - 1, chunk.at)) - 1
+        return file.pieces[first : last + 1]
+
+    def _look_ahead(self) -> None:
+        while self._coming and self._held < _AHEAD:
+            self._fetch(self._coming.pop())
+
+    def _fetch(self, piece: _Piece) -> Future[bytes]:
+        if piece.content is None:
+            self._held += 1
+            piece.content = connections().submit(self._storage.read, self._checkpoint / piece.file, piece.begin, piece.end - piece.begin)
+        return piece.content
+
+    def take(self, chunk: Chunk, into: memoryview) -> None:
+        """Read a whole chunk; raises CheckpointDamaged if the bytes are not those that were saved."""
+        pieces = self._pieces(chunk)
+        for piece in pieces:
+            self._fetch(piece)
+        for piece in pieces:
+            try:
+                content = memoryview(self._fetch(piece).result())
+            except FileNotFoundError:
+                raise CheckpointDamaged(f"{piece.file} is missing") from None
+            if len(content) < piece.end - piece.begin:
+                raise CheckpointDamaged(f"{piece.file} ends too early")
+            begin, end = max(piece.begin, chunk.at), min(piece.end, chunk.at + chunk.nbytes)
+            into[begin - chunk.at : end - chunk.at] = content[begin - piece.begin : end - piece.begin]
+            piece.left -= 1
+            if not piece.left:
+                piece.content = None
+                self._held -= 1
+        self._look_ahead()
+        if zlib.crc32(into) != self._manifest.items[chunk.file][chunk.item]:
+            raise CheckpointDamaged(f"{chunk.file} does not match its checksum")
+
+    def view(self, chunk: Chunk) -> memoryview | None:
+        """Objects have to be read."""
+        return None
+
+    def check_rest(self, index: Index, part: int, parts: int) -> None:
+        """Every file is there and as long as it was; what lies between the tensors is not read, for nobody here has use for it."""
+        if part:
+            return
+        found = self._storage.entries(self._checkpoint)
+        for name, (size, _) in sorted(self._manifest.files.items()):
+            if name not in found:
+                raise CheckpointDamaged(f"{name} is missing")
+            if found[name] != size:
+                raise CheckpointDamaged(f"{name} has {found[name]} bytes instead of {size}")
+
+
+def _cut(file: str, chunks: list[Chunk]) -> _File:
+    """Few ranges that hold all of these: neighbours together, large ones in several."""
+    cut = _File()
+
+    def put(begin: int, end: int) -> None:
+        for at in range(begin, max(end, begin + 1), RANGE):
+            cut.begins.append(at)
+            cut.pieces.append(_Piece(file, at, min(at + RANGE, end)))
+
+    spans = sorted({(c.at, c.at + c.nbytes) for c in chunks})
+    begin, end = spans[0]
+    for at, to in spans[1:]:
+        if at - end > _GAP or to - begin > RANGE:
+            put(begin, end)
+            begin, end = at, to
+        else:
+            end = max(end, to)
+    put(begin, end)
+    return cut
