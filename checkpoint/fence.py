@@ -6,11 +6,12 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from .errors import CheckpointFenced
 from .places import Where, storage_at
-from .storage import Storage
+from .storage import Disk, Storage
 
 FENCE_FILE = ".fence.json"
 
@@ -34,12 +35,16 @@ def own_token(environ: Mapping[str, str] = os.environ) -> tuple[Token, bool]:
 class Fence:
     """The mark on a directory that names its owner."""
 
-    def __init__(self, directory: Where, token: Token, *, given: bool = True, storage: Storage[Any] | None = None) -> None:
+    def __init__(self, directory: Where, token: Token, *, given: bool = True, disk: Disk | None = None) -> None:
         """Nothing is written yet."""
         self._file = directory / FENCE_FILE
         self._given = given
-        self._storage = storage or storage_at(directory)
+        self._disk = disk
         self.token = token
+
+    @cached_property
+    def _storage(self) -> Storage[Any]:
+        return storage_at(self._file.parent, self._disk)
 
     def _owner(self) -> Token | None:
         try:

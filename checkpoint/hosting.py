@@ -102,6 +102,7 @@ class Host:
     def _hello(self, guest: Guest, m: Message) -> None:
         shelf = self.shelves.setdefault(m["directory"], Shelf(m["directory"]))
         guest.directory, guest.token, guest.rank, guest.asked_to_settle = m["directory"], Token(*m["token"]), m["rank"], False
+        sys.path += [path for path in m["packages"] if path not in sys.path]
         if guest.token >= shelf.token:
             job = Job(guest.token, m["world"], tuple(m["local"]), Keep(**m["keep"]), m["torch"], m["fsize"])
             shelf.closing = False

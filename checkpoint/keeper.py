@@ -157,7 +157,7 @@ class Keeper:
             world_size=job.world_size,
             parts=parts,
             first=0 in parts,
-            fence=Fence(directory, shelf.token, storage=storage_at(directory, self.disk)),
+            fence=Fence(directory, shelf.token, disk=self.disk),
             keep=job.keep,
             torch=job.torch,
             entries=entries,
@@ -177,8 +177,8 @@ class Keeper:
         while (running := self._work.get()) is not None:
             error: Exception | None = None
             path: Where | None = None
-            drain = self._drain(running)
             try:
+                drain = self._drain(running)
                 path = drain.write(running.work, lambda r=running: r.given_up)  # type: ignore[misc]
             except Exception as e:  # whatever storage does: the ranks have to learn of it, and the keeper goes on
                 error = e

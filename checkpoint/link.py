@@ -172,6 +172,11 @@ def keeper_command(name: str, *options: str) -> list[str]:
     return [sys.executable, "-S", "-E", "-c", code, str(Path(__file__).parents[2]), name, *options]
 
 
+def installed() -> list[str]:
+    """Where this process finds installed packages: a keeper whose storage takes one of them looks there, too."""
+    return [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
+
+
 def file_limit() -> int:
     """The largest file this process may write; -1 is no limit."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]

@@ -16,13 +16,14 @@ import torch
 from .. import progress
 from .errors import CheckpointError, CheckpointFenced
 from .fence import Token
-from .link import Link, Said, file_limit
+from .link import Link, Said, file_limit, installed
 from .pending import Fate, PendingSave
 from .places import Where, absolute
 from .planning import Captured, Planned
 from .ranks import Ranks
 from .retention import Keep
 from .slots import Slot
+from .url import Url
 from .wire import Message
 
 WHEN_BUSY = ("wait", "skip", "replace")
@@ -59,6 +60,7 @@ class Saver:
             "keep": asdict(self._keep),
             "torch": torch.__version__,
             "fsize": file_limit(),
+            "packages": installed() if isinstance(self.link.directory, Url) else [],
         }
 
     def _tell_again(self, link: Link) -> None:
