@@ -148,8 +148,10 @@ def _address(view: memoryview) -> ctypes.c_void_p:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor."""
-    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+    """The memory of a contiguous CPU tensor, which lives as long as somebody looks at it."""
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.owner = tensor  # type: ignore[attr-defined]
+    return memoryview(memory).cast("B")
 
 
 def fill(name: str, entry: TensorEntry, target: torch.Tensor, source: Source) -> None:

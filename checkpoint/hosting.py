@@ -196,6 +196,8 @@ class Host:
     def tell(self, shelf: Shelf, snapshot: Snapshot, message: Message) -> None:
         """Tell every rank of the snapshot's attempt; where none is left, tell whoever reads the log."""
         heard = False
+        if "why" in message and not message.get("replaced"):
+            record(message["why"])
         for guest in list(self.guests.values()):
             if (guest.directory, guest.token) == (shelf.directory, snapshot.token):
                 with suppress(Gone):
@@ -213,6 +215,12 @@ class Host:
                 guest.asked_to_settle = False
                 with suppress(Gone):
                     guest.line.send({"op": "settled"})
+
+
+def record(text: str) -> None:
+    """One line to the launcher, if there is one, which keeps the record."""
+    with suppress(OSError):
+        print(text, flush=True)
 
 
 def say(text: str) -> None:

@@ -45,6 +45,9 @@ class Storage(Protocol[P]):
     def remove_tree(self, path: P, first: str) -> None:
         """Delete all files under a path; `first`, the commit mark, before all else: what is half deleted must not count as whole."""
 
+    def remove(self, path: P) -> None:
+        """Delete one file."""
+
     def read(self, path: P, at: int = 0, length: int | None = None) -> bytes:
         """A range of a file, or all of it; fewer bytes where it ends earlier. FileNotFoundError where there is none."""
 
@@ -140,6 +143,10 @@ class Disk:
             else:
                 self.call("unlink", entry, entry.unlink)
         self.call("rmdir", path, path.rmdir)
+
+    def remove(self, path: Path) -> None:
+        """Delete one file."""
+        self.call("unlink", path, path.unlink)
 
     def read(self, path: Path, at: int = 0, length: int | None = None) -> bytes:
         """A range of a file."""

@@ -13,7 +13,7 @@ import torch
 from .. import progress
 from . import catalogue
 from .codec import Place, Tree
-from .errors import CheckpointDamaged, CheckpointMismatch
+from .errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
 from .fence import Fence, Token, own_token
 from .leaving import shared_words
 from .manifest import INDEX_FILE, Manifest
@@ -37,6 +37,8 @@ class Store:
             raise ValueError(f"when_busy={when_busy!r}: it is one of {', '.join(WHEN_BUSY)}")
         keep = keep if isinstance(keep, Keep) else Keep(last=keep)
         self.directory = located(directory)
+        if str(self.directory).startswith("memory://"):
+            raise CheckpointError("memory:// lives in one process: what the keeper puts there no rank can read; ObjectStoreWriter takes it")
         self.ranks = Ranks()
         self.ranks.from_first(lambda: catalogue.check_directory(self.directory))
         token, self._given = own_token()

@@ -30,6 +30,16 @@ def _persistence(scheme: str) -> Persistence:
     return Persistence()
 
 
+def persistence_at(place: Url) -> Persistence:
+    """How requests to the storage of this place are made again, in this process."""
+    return _persistence(_scheme(place))
+
+
+def _scheme(place: Url) -> str:
+    scheme, found, _ = place.text.partition("://")
+    return scheme if found else "/Volumes"
+
+
 @lru_cache(maxsize=1)
 def connections() -> ThreadPoolExecutor:
     """The threads that wait for the network, one pool a process."""
@@ -50,9 +60,7 @@ class Objects:
     @classmethod
     def at(cls, place: Url, call: Call | None = None) -> Objects:
         """The store that a place is on. Raises CheckpointError where its client is not installed."""
-        scheme, found, _ = place.text.partition("://")
-        scheme = scheme if found else "/Volumes"
-        return cls(bucket_of(scheme), _persistence(scheme), call)
+        return cls(bucket_of(_scheme(place)), persistence_at(place), call)
 
     def _ask(self, verb: str, path: Url, act: Callable[[], T]) -> T:
         asked: T = self._call(verb, path, lambda: self.persistence.ask(act, self.bucket.renew, str(path)))
@@ -116,13 +124,14 @@ class Objects:
         self._ask("delete", mark, lambda: self.bucket.delete(mark.text))
         found = list(self._listed(path, deep=True))
         files = [Url(name) for name, size in found if size is not None and name != mark.text]
-        for done in [connections().submit(self._delete, file) for file in files]:
+        for done in [connections().submit(self.remove, file) for file in files]:
             done.result()
         for name in sorted((name for name, size in found if size is None), reverse=True):
             self._ask("rmdir", Url(name), lambda n=name: self.bucket.remove_directory(n))  # type: ignore[misc]
         self._ask("rmdir", path, lambda: self.bucket.remove_directory(path.text))
 
-    def _delete(self, path: Url) -> None:
+    def remove(self, path: Url) -> None:
+        """Delete one object."""
         self._ask("delete", path, lambda: self.bucket.delete(path.text))
 
     # -- getting -------------------------------------------------------------------------------------------------------

@@ -46,7 +46,8 @@ def judged(error: BaseException, environ: Mapping[str, str] = os.environ) -> Ver
     status = next((s for e in chain if (s := _status(e))), 0)
     code = code_of(error)
     after = next((seconds for e in chain if (seconds := _retry_after(e)) is not None), None)
-    words = f"{f'{status} ' if status else ''}{code or type(chain[-1]).__name__}: {scrubbed(str(error), environ)}"
+    what = code if code != str(status) else ""
+    words = f"{f'{status} ' if status else ''}{what or type(chain[-1]).__name__}: {scrubbed(str(error), environ)}"
     if code in _EXPIRED or status == 401:
         return Verdict(Kind.EXPIRED, words, after)
     if code in _MISSING or (code not in _REFUSED and (status == 404 or isinstance(error, FileNotFoundError))):
@@ -77,6 +78,8 @@ def _response(error: BaseException) -> object:
 
 
 def _status(error: BaseException) -> int:
+    if type(error).__module__.startswith("aiohttp.http"):  # an answer that broke off: its "code" is not the server's
+        return 0
     response = _response(error)
     if isinstance(response, Mapping):
         return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)

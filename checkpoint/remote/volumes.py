@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
@@ -12,11 +13,21 @@ from databricks.sdk.core import Config
 from databricks.sdk.errors import NotFound
 
 from .bucket import Item
+from .trouble import scrubbed
 from .windows import Windows
 
 _SDK_RETRIES_S = 5
 """The SDK tries again for so long by itself; then whoever calls decides."""
 _PAGE = 1000
+
+
+class _Scrubbing(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = scrubbed(record.getMessage()), ()
+        return True
+
+
+logging.getLogger("databricks.sdk").addFilter(_Scrubbing())  # it repeats what a server answers
 
 
 class Volumes:

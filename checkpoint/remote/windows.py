@@ -52,13 +52,13 @@ class Windows(io.RawIOBase):
         return self._size
 
     def pieces(self, size_of: Iterator[int]) -> Iterator[list[memoryview]]:
-        """Cut into pieces of these sizes, each as soon as it is there."""
+        """Cut into pieces of these sizes, each as soon as it is there, and forget it: there is no way back from here."""
         piece: list[memoryview] = []
         number, left = 0, next(size_of)
         while number < len(self._had) or self._more():
             if number == len(self._had):
                 continue
-            view = self._had[number]
+            view, self._had[number] = self._had[number], memoryview(b"")
             number += 1
             while len(view) >= left:
                 yield [*piece, view[:left]]
