@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         CheckpointFenced,
         CheckpointMismatch,
         NotACheckpointDirectory,
+        SnapshotKept,
         StorageUnreachable,
     )
     from .pending import PendingSave
@@ -34,6 +35,7 @@ __all__ = [
     "ObjectStoreReader",
     "ObjectStoreWriter",
     "PendingSave",
+    "SnapshotKept",
     "StorageUnreachable",
     "UCVolumeReader",
     "UCVolumeWriter",

@@ -261,12 +261,12 @@ class Keeper:
     def _was_kept(self, running: _Running, path: Where | None, error: Exception | None) -> None:
         _release(running.work)
         running.snapshot.state = State.FAILED
-        url = located(running.shelf.directory)
+        url, message = located(running.shelf.directory), {"op": "failed", "number": running.snapshot.number, "kept": path is not None}
         if path is not None and isinstance(url, Url):
             why = f"{running.lost}; it is kept at {path}, and uploaded with: {upload_command(path, url)}"
         else:
             why = f"{running.lost}; and it could not be kept on this node's disk: {_words(error)}"
-        self.host.tell(running.shelf, running.snapshot, {"op": "failed", "number": running.snapshot.number, "why": why})
+        self.host.tell(running.shelf, running.snapshot, message | {"why": why})
 
 
 def _release(work: Work) -> None:

@@ -31,6 +31,7 @@ class Said:
     why: str = ""
     fenced: bool = False
     replaced: bool = False
+    kept: bool = False
 
 
 @dataclass
@@ -146,7 +147,7 @@ class Link:
         elif op == "durable":
             self.said[m["number"]] = Said(path=m["path"])
         elif op == "failed":
-            self.said[m["number"]] = Said(why=m["why"], fenced=m.get("fenced", False), replaced=m.get("replaced", False))
+            self.said[m["number"]] = Said("", m["why"], m.get("fenced", False), m.get("replaced", False), m.get("kept", False))
         elif op == "trouble":
             self.troubles.append(m["why"])
         elif op == "slots":
