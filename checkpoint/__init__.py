@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .checkpointer import Checkpointer
+    from .dcp_storage import ObjectStoreReader, ObjectStoreWriter, UCVolumeReader, UCVolumeWriter
     from .dicts import DictCheckpoints
-    from .errors import CheckpointDamaged, CheckpointError, CheckpointFenced, CheckpointMismatch, NotACheckpointDirectory
+    from .errors import (
+        CheckpointDamaged,
+        CheckpointError,
+        CheckpointFenced,
+        CheckpointMismatch,
+        NotACheckpointDirectory,
+        SnapshotKept,
+        StorageUnreachable,
+    )
     from .pending import PendingSave
     from .retention import Keep
     from .sampler import ElasticSampler
@@ -23,7 +32,13 @@ __all__ = [
     "ElasticSampler",
     "Keep",
     "NotACheckpointDirectory",
+    "ObjectStoreReader",
+    "ObjectStoreWriter",
     "PendingSave",
+    "SnapshotKept",
+    "StorageUnreachable",
+    "UCVolumeReader",
+    "UCVolumeWriter",
 ]
 
 # Imported when they are asked for: the keeper and the command line live without torch.
@@ -32,7 +47,11 @@ _HOME = {
     "DictCheckpoints": "dicts",
     "ElasticSampler": "sampler",
     "Keep": "retention",
+    "ObjectStoreReader": "dcp_storage",
+    "ObjectStoreWriter": "dcp_storage",
     "PendingSave": "pending",
+    "UCVolumeReader": "dcp_storage",
+    "UCVolumeWriter": "dcp_storage",
 }
 
 

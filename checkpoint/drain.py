@@ -8,9 +8,11 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
+from threading import Lock
+from typing import Any
 
 from . import catalogue
 from .crc import combine
@@ -18,13 +20,14 @@ from .errors import CheckpointError
 from .fence import Fence
 from .manifest import INDEX_FILE, MANIFEST_FILE, Manifest, shard_file, values_file
 from .memory import PAGE
+from .places import Where
 from .retention import Keep
-from .storage import Bytes, Disk
+from .storage import Bytes, Storage
 
 _WINDOW = 8 << 20
 """Bytes that are checked and then written while they are still in the processor's cache."""
-_LOOK_EVERY_S = 0.02
 _CRC = struct.Struct("<I")
+_NODE = ".node-"
 
 Item = tuple[int, int, tuple[int, ...]]
 """Where the bytes of one tensor begin in a shard, how many they are, and where their crc32 has to be filled in."""
@@ -44,7 +47,7 @@ class Part:
 class Work:
     """A snapshot on its way to storage. `parts` are those of this node's ranks; `first` is whether this node holds rank 0."""
 
-    directory: Path
+    directory: Where
     name: str
     step: int
     world_size: int
@@ -60,7 +63,7 @@ class Work:
     """The largest file that the ranks may write; -1 is no limit."""
 
     @property
-    def path(self) -> Path:
+    def path(self) -> Where:
         """Where the checkpoint is going to be."""
         return self.directory / self.name
 
@@ -73,15 +76,18 @@ class Limiter:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _free_at: float = field(default=0.0, init=False)
+    _lock: Lock = field(default_factory=Lock, init=False)
 
     def passing(self, nbytes: int) -> None:
         """Wait until as many bytes may go."""
         if self.rate <= 0:
             return
-        now = self.clock()
-        self._free_at = max(self._free_at, now) + nbytes / self.rate
-        if self._free_at - now > nbytes / self.rate:
-            self.sleep(self._free_at - now - nbytes / self.rate)
+        with self._lock:
+            now = self.clock()
+            self._free_at = max(self._free_at, now) + nbytes / self.rate
+            pause = self._free_at - now - nbytes / self.rate
+        if pause > 0:
+            self.sleep(pause)
 
 
 @dataclass
@@ -99,38 +105,45 @@ class Abandoned(CheckpointError):
 class Drain:
     """Writes snapshots to one storage."""
 
-    def __init__(self, disk: Disk, limiter: Limiter) -> None:
-        """Nothing is written yet."""
-        self._disk, self._limiter = disk, limiter
+    def __init__(self, storage: Storage[Any], limiter: Limiter, known: dict[str, catalogue.Found] | None = None) -> None:
+        """Nothing is written yet. `known` is what was seen of the checkpoints there."""
+        self._storage, self._limiter, self._known = storage, limiter, known
 
-    def write(self, work: Work, given_up: Callable[[], str | None]) -> Path:
+    def write(self, work: Work, given_up: Callable[[], str | None]) -> Where:
         """Write and commit; `given_up` says why it is no use to go on waiting for other nodes. Raises OSError or CheckpointError."""
         if work.first:
             work.fence.check()
-        self._disk.make_directory(work.path)
+        self._storage.make_directory(work.path)
         files: dict[str, tuple[int, int]] = {}
         items: dict[str, tuple[int, ...]] = {}
-        for part in work.parts.values():
-            try:
-                mine, sums = self._write_part(work, part)
-            except OSError as e:
-                raise CheckpointError(f"rank {part.rank}: {e.strerror}") from e
+        for part, (mine, sums) in zip(work.parts.values(), self._write_parts(work), strict=True):
             files.update(mine)
             items[shard_file(part.rank)] = sums
         if len(work.parts) < work.world_size:
-            self._disk.replace(work.path / _node_file(min(work.parts)), json.dumps([sorted(work.parts), files, items]).encode())
+            self._storage.replace(work.path / _node_file(min(work.parts)), json.dumps([sorted(work.parts), files, items]).encode())
             if not work.first:
                 return self._await_commit(work, given_up)
             self._await_others(work, files, items, given_up)
         self._commit(work, files, items)
         return work.path
 
+    def _write_parts(self, work: Work) -> Iterable[tuple[dict[str, tuple[int, int]], tuple[int, ...]]]:
+        """Those of all ranks: one after the other, or at once where that is quicker."""
+        width = min(self._storage.width, len(work.parts))
+        if width <= 1:
+            return [self._write_part(work, part) for part in work.parts.values()]
+        with ThreadPoolExecutor(width, "goodrun-shards") as pool:
+            return list(pool.map(lambda part: self._write_part(work, part), work.parts.values()))
+
     def _write_part(self, work: Work, part: Part) -> tuple[dict[str, tuple[int, int]], tuple[int, ...]]:
         shard, values = shard_file(part.rank), values_file(part.rank)
-        self._fits(work, part.rank, max(len(part.shard), len(part.values)))
         sums = _Sums()
-        self._disk.write(work.path / shard, self._sealed(part, sums), direct=True)
-        self._disk.write(work.path / values, [part.values])
+        try:
+            self._fits(work, part.rank, max(len(part.shard), len(part.values)))
+            self._storage.write(work.path / shard, self._sealed(part, sums), direct=True)
+            self._storage.write(work.path / values, [part.values])
+        except OSError as e:
+            raise CheckpointError(f"rank {part.rank}: {e.strerror}") from e
         files = {shard: (len(part.shard), sums.whole), values: (len(part.values), zlib.crc32(part.values))}
         return files, tuple(sums.items)
 
@@ -174,35 +187,36 @@ class Drain:
         """Take in what the other nodes have written; they tell through the directory, which all nodes share."""
         waiting = set(range(work.world_size)) - set(work.parts)
         while waiting:
-            for path in work.path.glob(_node_file("*")):
-                ranks, theirs, crcs = json.loads(path.read_bytes())
+            for name in self._storage.entries(work.path):
+                if not name.startswith(_NODE):
+                    continue
+                ranks, theirs, crcs = json.loads(self._storage.read(work.path / name))
                 files.update({name: (size, crc) for name, (size, crc) in theirs.items()})
                 items.update({name: tuple(sums) for name, sums in crcs.items()})
                 waiting -= set(ranks)
             if waiting:
                 self._stand_by(given_up)
+        seen = self._storage.entries(work.path)
         for name, (size, _) in files.items():
-            found = (work.path / name).stat().st_size if (work.path / name).exists() else None
-            if found != size:
-                raise CheckpointError(f"this node sees {found} bytes of the {size} in {name}; all nodes have to share the directory")
+            if (here := seen.get(name)) != size:
+                raise CheckpointError(f"this node sees {here} bytes of the {size} in {name}; all nodes have to share the directory")
 
-    def _await_commit(self, work: Work, given_up: Callable[[], str | None]) -> Path:
-        while not (work.path / MANIFEST_FILE).exists():
-            if not work.path.exists():
+    def _await_commit(self, work: Work, given_up: Callable[[], str | None]) -> Where:
+        while not self._storage.exists(work.path / MANIFEST_FILE):
+            if not self._storage.exists(work.path):
                 raise Abandoned("the node of rank 0 gave it up")
             self._stand_by(given_up)
         return work.path
 
-    @staticmethod
-    def _stand_by(given_up: Callable[[], str | None]) -> None:
+    def _stand_by(self, given_up: Callable[[], str | None]) -> None:
         if (why := given_up()) is not None:
             raise Abandoned(why)
-        time.sleep(_LOOK_EVERY_S)  # a shared file system tells nobody of a new file
+        time.sleep(self._storage.look_every_s)  # a shared file system tells nobody of a new file
 
     def _commit(self, work: Work, files: dict[str, tuple[int, int]], items: dict[str, tuple[int, ...]]) -> None:
         self._fits(work, 0, max(len(work.index), len(work.metadata)))
         for name, content in ((INDEX_FILE, work.index), (".metadata", work.metadata)):
-            self._disk.write(work.path / name, [content])
+            self._storage.write(work.path / name, [content])
             files[name] = (len(content), zlib.crc32(content))
         manifest = Manifest(
             step=work.step,
@@ -215,23 +229,23 @@ class Drain:
             items=items,
             committed=float(int(time.time())),
         )
-        self._disk.sync_directory(work.path)
+        self._storage.sync_directory(work.path)
         # Between this look and the rename lies less than a millisecond: that is what the fence leaves open.
         work.fence.check()
-        self._disk.replace(work.path / MANIFEST_FILE, manifest.to_bytes())
+        self._storage.replace(work.path / MANIFEST_FILE, manifest.to_bytes())
 
     def abandon(self, work: Work) -> None:
         """Take away what was written of a snapshot that will not be committed; raises OSError where storage does not let it."""
-        if work.first and work.path.exists() and not (work.path / MANIFEST_FILE).exists():
-            catalogue.remove(work.path, self._disk)
+        if work.first and self._storage.exists(work.path) and not self._storage.exists(work.path / MANIFEST_FILE):
+            catalogue.remove(work.path, self._storage)
 
     def prune(self, work: Work) -> None:
         """Delete what the rule no longer wants, after a commit; only where rank 0 is, and never what a newer attempt is writing."""
         if work.first:
             work.fence.check()
             others = len(work.parts) < work.world_size
-            catalogue.prune(work.directory, work.keep, work.path, self._disk, others_write=others)
+            catalogue.prune(work.directory, work.keep, work.path, self._storage, known=self._known, others_write=others)
 
 
-def _node_file(first_rank: int | str) -> str:
-    return f".node-{first_rank}.json"
+def _node_file(first_rank: int) -> str:
+    return f"{_NODE}{first_rank}.json"

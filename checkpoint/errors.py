@@ -21,3 +21,15 @@ class CheckpointFenced(CheckpointError):
 
 class NotACheckpointDirectory(CheckpointError):
     """The directory given cannot be one of ours (someone else's files, a file, not writable): the caller's fault."""
+
+
+class SnapshotKept(CheckpointError):
+    """Storage across the network did not take a snapshot, which is kept on this node's disk: nobody's fault here, and to be uploaded."""
+
+
+class StorageUnreachable(CheckpointError):
+    """Storage across the network does not answer, so nothing is known of what is there; nobody's fault here, and worth another try."""
+
+
+class StorageTrouble(OSError):
+    """Storage across the network did not do what it was asked to. `strerror` holds no secret."""

@@ -6,11 +6,12 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from .errors import CheckpointFenced
-from .storage import Disk
+from .places import Where, storage_at
+from .storage import Disk, Storage
 
 FENCE_FILE = ".fence.json"
 
@@ -34,16 +35,20 @@ def own_token(environ: Mapping[str, str] = os.environ) -> tuple[Token, bool]:
 class Fence:
     """The mark on a directory that names its owner."""
 
-    def __init__(self, directory: Path, token: Token, *, given: bool = True, disk: Disk | None = None) -> None:
+    def __init__(self, directory: Where, token: Token, *, given: bool = True, disk: Disk | None = None) -> None:
         """Nothing is written yet."""
         self._file = directory / FENCE_FILE
         self._given = given
-        self._disk = disk or Disk()
+        self._disk = disk
         self.token = token
+
+    @cached_property
+    def _storage(self) -> Storage[Any]:
+        return storage_at(self._file.parent, self._disk)
 
     def _owner(self) -> Token | None:
         try:
-            found = json.loads(self._file.read_text())
+            found = json.loads(self._storage.read(self._file))
             return Token(int(found["started"]), int(found["generation"]))
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None  # a fence nobody can read stops nobody
@@ -55,7 +60,7 @@ class Fence:
             # Under plain torchrun clocks of two hosts are all there is to go by; who claims later is the newer one.
             self.token = Token(owner.started + 1, self.token.generation)
         self._given = True
-        if self._file.parent.is_dir():  # nothing is written for a mere look at a directory that is not there yet
+        if self._storage.exists(self._file.parent):  # nothing is written for a mere look at a directory that is not there yet
             self.check()
         return self.token
 
@@ -65,11 +70,11 @@ class Fence:
         if owner is not None and owner > self.token:
             raise CheckpointFenced(fenced(self._file.parent, owner, self.token))
         if owner != self.token:
-            self._disk.make_directory(self._file.parent)
-            self._disk.replace(self._file, json.dumps(self.token._asdict()).encode())
+            self._storage.make_directory(self._file.parent)
+            self._storage.replace(self._file, json.dumps(self.token._asdict()).encode())
 
 
-def fenced(directory: Path, owner: Token, mine: Token) -> str:
+def fenced(directory: Where, owner: Token, mine: Token) -> str:
     """The sentence for an attempt that was replaced."""
     return (
         f"{directory} belongs to a newer attempt of the job (attempt {owner.generation}, this is {mine.generation}): "

@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
@@ -30,11 +30,17 @@ _BLOCK = 1 << 20
 class Source(Protocol):
     """Where the bytes of a checkpoint are."""
 
+    def expect(self, chunks: Iterable[Chunk]) -> None:
+        """These are going to be taken, about in this order: what takes long may begin."""
+
     def take(self, chunk: Chunk, into: memoryview) -> None:
         """Read a whole chunk; raises CheckpointDamaged if the bytes are not those that were saved."""
 
     def view(self, chunk: Chunk) -> memoryview | None:
         """The bytes where they are, if they need no reading."""
+
+    def check_rest(self, index: Index, part: int, parts: int) -> None:
+        """Check what the reading of tensors leaves out, or one of `parts` shares of it; raises CheckpointDamaged."""
 
 
 class Files:
@@ -44,6 +50,9 @@ class Files:
         """Descriptors are opened as needed and closed with `files`."""
         self._checkpoint, self._manifest, self._files = checkpoint, manifest, files
         self._fds: dict[str, int] = {}
+
+    def expect(self, chunks: Iterable[Chunk]) -> None:
+        """A file system reads ahead by itself."""
 
     def _open(self, name: str) -> int:
         if name not in self._fds:
@@ -118,10 +127,16 @@ class Slots:
         self._maps[file] = mapped
         self.values[rank] = mapped[shape.values_at : shape.values_at + values]
 
+    def expect(self, chunks: Iterable[Chunk]) -> None:
+        """All is here."""
+
     def take(self, chunk: Chunk, into: memoryview) -> None:
         """Copy; memory is trusted."""
         view = self.view(chunk)
         ctypes.memmove(_address(into), _address(view), chunk.nbytes)
+
+    def check_rest(self, index: Index, part: int, parts: int) -> None:
+        """Memory is trusted."""
 
     def view(self, chunk: Chunk) -> memoryview:
         """The bytes in the slot."""
@@ -133,8 +148,10 @@ def _address(view: memoryview) -> ctypes.c_void_p:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor."""
-    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+    """The memory of a contiguous CPU tensor, which lives as long as somebody looks at it."""
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.owner = tensor  # type: ignore[attr-defined]
+    return memoryview(memory).cast("B")
 
 
 def fill(name: str, entry: TensorEntry, target: torch.Tensor, source: Source) -> None:
@@ -151,6 +168,12 @@ def fill(name: str, entry: TensorEntry, target: torch.Tensor, source: Source) ->
         _bring(chunk, common, local, box, entry, source)
     if filled < box.count:
         raise CheckpointDamaged(f"the index has only {filled} of the {box.count} elements of {name}")
+
+
+def needed(entry: TensorEntry, target: torch.Tensor) -> list[Chunk]:
+    """The chunks that have something of what `target` holds."""
+    _, box = _part_of(target)
+    return [chunk for chunk in entry.chunks if box.count and chunk.box.common(box) is not None]
 
 
 def _part_of(target: torch.Tensor) -> tuple[torch.Tensor, Box]:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from .catalogue import fresh_name
 from .fence import Token, fenced
 from .memory import PAGE, Memory, SlotShape, available
+from .places import located
 from .retention import Keep
 from .shelf import Job, Layout, Shelf, Snapshot, State
 from .wire import Gone, Line, Message
@@ -84,7 +84,7 @@ class Host:
         elif op == "newest":
             self._newest(guest, shelf)
         elif guest.token < shelf.token:
-            why = fenced(Path(shelf.directory), shelf.token, guest.token)
+            why = fenced(located(shelf.directory), shelf.token, guest.token)
             guest.line.send({"op": "failed", "number": m.get("number", 0), "why": why, "fenced": True})
         elif op == "layout":
             self._layout(guest, shelf, m, raw, fds)
@@ -102,6 +102,7 @@ class Host:
     def _hello(self, guest: Guest, m: Message) -> None:
         shelf = self.shelves.setdefault(m["directory"], Shelf(m["directory"]))
         guest.directory, guest.token, guest.rank, guest.asked_to_settle = m["directory"], Token(*m["token"]), m["rank"], False
+        sys.path += [path for path in m["packages"] if path not in sys.path]
         if guest.token >= shelf.token:
             job = Job(guest.token, m["world"], tuple(m["local"]), Keep(**m["keep"]), m["torch"], m["fsize"])
             shelf.closing = False
@@ -195,6 +196,8 @@ class Host:
     def tell(self, shelf: Shelf, snapshot: Snapshot, message: Message) -> None:
         """Tell every rank of the snapshot's attempt; where none is left, tell whoever reads the log."""
         heard = False
+        if "why" in message and not message.get("replaced"):
+            record(message["why"])
         for guest in list(self.guests.values()):
             if (guest.directory, guest.token) == (shelf.directory, snapshot.token):
                 with suppress(Gone):
@@ -212,6 +215,12 @@ class Host:
                 guest.asked_to_settle = False
                 with suppress(Gone):
                     guest.line.send({"op": "settled"})
+
+
+def record(text: str) -> None:
+    """One line to the launcher, if there is one, which keeps the record."""
+    with suppress(OSError):
+        print(text, flush=True)
 
 
 def say(text: str) -> None:

@@ -12,18 +12,21 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 from .catalogue import fresh_name
 from .drain import Abandoned, Drain, Limiter, Part, Work
 from .errors import CheckpointError, CheckpointFenced
 from .fence import Fence, Token
 from .hosting import Guest, Host, say
+from .kept import forget, kept_directory, upload_command
 from .memory import PAGE
+from .places import Where, located, storage_at
+from .retention import Keep
 from .shelf import Shelf, Snapshot, State
 from .storage import Disk
+from .url import Url
 from .wire import Gone, Line, address_of, same_user
 
 _ALONE_S = 20.0
@@ -38,6 +41,8 @@ class _Running:
     snapshot: Snapshot
     work: Work
     given_up: str | None = None
+    lost: str = ""
+    """Why its storage did not take it; it is being kept on this node's disk instead."""
 
 
 @dataclass
@@ -47,6 +52,8 @@ class Keeper:
     listener: socket.socket
     disk: Disk = field(default_factory=Disk)
     limiter: Limiter = field(default_factory=Limiter)
+    patience_s: float = 60.0
+    """How long storage across the network is asked again for one thing."""
     parent: int = -1
     """A descriptor that ends when the launcher does; -1: the keeper lives as long as ranks are connected."""
     running: _Running | None = None
@@ -78,6 +85,7 @@ class Keeper:
                 self._done.get()()
             met = met or bool(self.host.guests)
             self._start_next()
+            self._hurry()
         self.listener.close()  # whoever comes now finds nobody, and starts another
         self._work.put(None)
         writer.join()
@@ -142,7 +150,7 @@ class Keeper:
         self.host.settled()
 
     def _work_of(self, shelf: Shelf, snapshot: Snapshot) -> Work:
-        job, directory = shelf.jobs[snapshot.token], Path(shelf.directory)
+        job, directory = shelf.jobs[snapshot.token], located(shelf.directory)
         parts = {}
         for rank, (slot, values) in sorted(snapshot.given.items()):
             layout = job.layouts[snapshot.layout, rank]
@@ -166,6 +174,25 @@ class Keeper:
             fsize=job.fsize,
         )
 
+    def _hurry(self) -> None:
+        """Storage that is down is asked with less patience as soon as there is something newer to write."""
+        running = self.running
+        if running is not None and isinstance(running.work.directory, Url):
+            from .remote.objects import persistence_at
+
+            persistence_at(running.work.directory).hurried = running.shelf.superseded(running.snapshot) is not None
+
+    def _attend(self, running: _Running) -> None:
+        """Have the ranks told when storage is down for a while."""
+        if isinstance(running.work.directory, Url):
+            from .remote.objects import persistence_at
+
+            persistence = persistence_at(running.work.directory)
+            persistence.patience_s = self.patience_s
+            news = {"op": "trouble", "number": running.snapshot.number}
+            tell = partial(self.host.tell, running.shelf, running.snapshot)
+            persistence.tell = lambda words: self._post(lambda: tell(news | {"why": f"{running.work.directory}: {words}"}))
+
     def _post(self, done: Callable[[], None]) -> None:
         self._done.put(done)
         self._waker.send(b"x")
@@ -174,27 +201,35 @@ class Keeper:
         """The thread that writes; it takes what CPU time training leaves, and holds the interpreter for moments only."""
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        drain = Drain(self.disk, self.limiter)
         while (running := self._work.get()) is not None:
             error: Exception | None = None
-            path: Path | None = None
+            path: Where | None = None
             try:
+                self._attend(running)
+                drain = self._drain(running)
                 path = drain.write(running.work, lambda r=running: r.given_up)  # type: ignore[misc]
             except Exception as e:  # whatever storage does: the ranks have to learn of it, and the keeper goes on
                 error = e
             if path is not None:
                 try:
                     drain.prune(running.work)
+                    if isinstance(running.work.directory, Url):
+                        forget(running.work.directory, running.work.step)
                 except (OSError, CheckpointError) as e:
                     say(f"old checkpoints in {running.work.directory} were not removed: {e}")
             self._post(partial(self._written, running, path, error))
 
-    def _written(self, running: _Running, path: Path | None, error: Exception | None) -> None:
+    def _drain(self, running: _Running) -> Drain:
+        return Drain(storage_at(running.work.directory, self.disk), self.limiter, running.shelf.known)
+
+    def _written(self, running: _Running, path: Where | None, error: Exception | None) -> None:
         self.running = None
         shelf, snapshot, work = running.shelf, running.snapshot, running.work
-        for part in work.parts.values():
-            part.shard.release()
+        if running.lost:
+            self._was_kept(running, path, error)
+            return
         if path is not None:
+            _release(work)
             snapshot.state = State.DURABLE
             self.host.tell(shelf, snapshot, {"op": "durable", "number": snapshot.number, "step": snapshot.step, "path": str(path)})
             return
@@ -204,14 +239,39 @@ class Keeper:
         at = None if final else shelf.retry_at(snapshot, time.monotonic())
         why = str(error) if isinstance(error, CheckpointFenced) else f"step {snapshot.step} was not saved to {work.path}: {_words(error)}"
         if at is not None:
+            _release(work)
             snapshot.state, snapshot.not_before = State.WAITING, at
             self.host.tell(shelf, snapshot, {"op": "trouble", "number": snapshot.number, "why": f"{why}; trying again"})
             return
+        if not final and isinstance(work.directory, Url) and len(work.parts) == work.world_size:
+            running.lost = why
+            directory = kept_directory(work.directory)
+            kept = replace(work, directory=directory, fence=Fence(directory, shelf.token, disk=self.disk), keep=Keep(last=1))
+            self.running = replace(running, work=kept)
+            self._work.put(self.running)
+            return
+        _release(work)
         snapshot.state = State.FAILED
         with suppress(OSError, CheckpointError):  # the save's own failure is what people have to read; the next commit clears leftovers
-            Drain(self.disk, self.limiter).abandon(work)
+            self._drain(running).abandon(work)
         lost = {"op": "failed", "number": snapshot.number, "why": why, "fenced": isinstance(error, CheckpointFenced)}
         self.host.tell(shelf, snapshot, lost)
+
+
+    def _was_kept(self, running: _Running, path: Where | None, error: Exception | None) -> None:
+        _release(running.work)
+        running.snapshot.state = State.FAILED
+        url, message = located(running.shelf.directory), {"op": "failed", "number": running.snapshot.number, "kept": path is not None}
+        if path is not None and isinstance(url, Url):
+            why = f"{running.lost}; it is kept at {path}, and uploaded with: {upload_command(path, url)}"
+        else:
+            why = f"{running.lost}; and it could not be kept on this node's disk: {_words(error)}"
+        self.host.tell(running.shelf, running.snapshot, message | {"why": why})
+
+
+def _release(work: Work) -> None:
+    for part in work.parts.values():
+        part.shard.release()
 
 
 def _words(error: Exception | None) -> str:
@@ -238,12 +298,13 @@ def main(disk: Disk | None = None) -> None:
     parser.add_argument("name")
     parser.add_argument("--parent", type=int, default=-1)
     parser.add_argument("--bandwidth", type=float, default=0.0, help="MiB per second; 0 is no limit")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds that storage across the network is asked again for one thing")
     args = parser.parse_args()
     for signum in (signal.SIGINT, signal.SIGHUP):  # meant for the job: what is whole in memory is to be written all the same
         signal.signal(signum, signal.SIG_IGN)
     listener = listen(args.name)
     if listener is not None:
-        Keeper(listener, disk or Disk(), Limiter(args.bandwidth * (1 << 20)), args.parent).run()
+        Keeper(listener, disk or Disk(), Limiter(args.bandwidth * (1 << 20)), args.patience, args.parent).run()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 from weakref import WeakMethod
 
 from .errors import CheckpointError
+from .places import Where
 from .wire import ADDRESS_VARIABLE, Gone, Line, Message, address_of, connect
 
 _PATIENCE_S = 15.0
@@ -30,13 +31,14 @@ class Said:
     why: str = ""
     fenced: bool = False
     replaced: bool = False
+    kept: bool = False
 
 
 @dataclass
 class Link:
     """Messages to and from the keeper. Nothing here waits unless it says so."""
 
-    directory: Path
+    directory: Where
     greet: WeakMethod[Callable[[], Message]]
     """Makes the `hello`."""
     again: WeakMethod[Callable[[Link], None]]
@@ -62,7 +64,7 @@ class Link:
     def name(self) -> str:
         """The keeper's name: the launcher's, or one that all ranks of this node derive from the directory."""
         given = os.environ.get(ADDRESS_VARIABLE)
-        return given or hashlib.sha256(os.fsencode(self.directory)).hexdigest()[:24]
+        return given or hashlib.sha256(os.fsencode(str(self.directory))).hexdigest()[:24]
 
     def find(self) -> Line | None:
         """A fresh line to the keeper if there is one; none is started."""
@@ -151,7 +153,7 @@ class Link:
         elif op == "durable":
             self.said[m["number"]] = Said(path=m["path"])
         elif op == "failed":
-            self.said[m["number"]] = Said(why=m["why"], fenced=m.get("fenced", False), replaced=m.get("replaced", False))
+            self.said[m["number"]] = Said("", m["why"], m.get("fenced", False), m.get("replaced", False), m.get("kept", False))
         elif op == "trouble":
             self.troubles.append(m["why"])
         elif op == "slots":
@@ -175,6 +177,11 @@ def keeper_command(name: str, *options: str) -> list[str]:
     """The words that start a keeper: no site packages, no environment of the job's, no torch."""
     code = "import sys; sys.path.append(sys.argv.pop(1)); from goodrun.checkpoint.keeper import main; main()"
     return [sys.executable, "-S", "-E", "-c", code, str(Path(__file__).parents[2]), name, *options]
+
+
+def installed() -> list[str]:
+    """Where this process finds installed packages: a keeper whose storage takes one of them looks there, too."""
+    return [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
 
 
 def file_limit() -> int:

@@ -6,15 +6,14 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from .errors import CheckpointDamaged
+from .errors import CheckpointDamaged, StorageTrouble, StorageUnreachable
+from .places import Where, storage_at
 
 MANIFEST_FILE = "manifest.json"
 INDEX_FILE = "index.json"
 FORMAT_VERSION = 2
-_CHUNK = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +39,10 @@ class Manifest:
         return json.dumps({"crc32": zlib.crc32(body.encode()), "body": json.loads(body)}, sort_keys=True, indent=1).encode()
 
 
-def read_manifest(checkpoint: Path) -> Manifest:
+def read_manifest(checkpoint: Where) -> Manifest:
     """The manifest of the checkpoint at this path; CheckpointDamaged says what is wrong with it."""
     try:
-        whole: Any = json.loads((checkpoint / MANIFEST_FILE).read_bytes())
+        whole: Any = json.loads(storage_at(checkpoint).read(checkpoint / MANIFEST_FILE))
         body = whole["body"]
         if zlib.crc32(json.dumps(body, sort_keys=True).encode()) != whole["crc32"]:
             raise CheckpointDamaged(f"{MANIFEST_FILE} does not match its own checksum")
@@ -54,21 +53,22 @@ def read_manifest(checkpoint: Path) -> Manifest:
         return Manifest(files=files, items=items, entries=tuple(body.pop("entries")), **body)
     except FileNotFoundError:
         raise CheckpointDamaged("it was never committed") from None
+    except StorageTrouble as e:
+        raise StorageUnreachable(f"{checkpoint} cannot be read: {e.strerror}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise CheckpointDamaged(f"{MANIFEST_FILE} cannot be read ({type(e).__name__}: {e})") from None
 
 
-def checksum(path: Path) -> tuple[int, int]:
+def checksum(path: Where) -> tuple[int, int]:
     """Bytes and crc32 of a file, as they are read back."""
     size = crc = 0
-    with path.open("rb") as f:
-        while chunk := f.read(_CHUNK):
-            size += len(chunk)
-            crc = zlib.crc32(chunk, crc)
+    for block in storage_at(path).blocks(path):
+        size += len(block)
+        crc = zlib.crc32(block, crc)
     return size, crc
 
 
-def first_fault(checkpoint: Path, files: Iterable[tuple[str, tuple[int, int]]]) -> str | None:
+def first_fault(checkpoint: Where, files: Iterable[tuple[str, tuple[int, int]]]) -> str | None:
     """The first of these files that is not what was committed, in words; None if all are."""
     for name, expected in files:
         try:
@@ -91,14 +91,16 @@ def difference(name: str, found: tuple[int, int], expected: tuple[int, int]) -> 
     return None
 
 
-def checked_bytes(checkpoint: Path, name: str, manifest: Manifest) -> bytes:
+def checked_bytes(checkpoint: Where, name: str, manifest: Manifest) -> bytes:
     """The content of a small file; CheckpointDamaged if it is not what was committed."""
     if name not in manifest.files:
         raise CheckpointDamaged(f"the manifest does not name {name}")
     try:
-        content = (checkpoint / name).read_bytes()
+        content = storage_at(checkpoint).read(checkpoint / name)
     except FileNotFoundError:
         raise CheckpointDamaged(f"{name} is missing") from None
+    except StorageTrouble as e:
+        raise StorageUnreachable(f"{checkpoint / name} cannot be read: {e.strerror}") from None
     except OSError as e:
         raise CheckpointDamaged(f"{name} cannot be read ({e})") from None
     if (fault := difference(name, (len(content), zlib.crc32(content)), manifest.files[name])) is not None:

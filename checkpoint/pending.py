@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .errors import CheckpointError, CheckpointFenced
+from .errors import CheckpointError, CheckpointFenced, SnapshotKept
 from .link import Said
 
 
@@ -30,7 +30,8 @@ class Fate:
         """What went wrong, once it has."""
         if self.said is None or not self.said.why:
             return None
-        return (CheckpointFenced if self.said.fenced else CheckpointError)(self.said.why)
+        kind = CheckpointFenced if self.said.fenced else SnapshotKept if self.said.kept else CheckpointError
+        return kind(self.said.why)
 
     @property
     def settled(self) -> bool:

@@ -6,18 +6,19 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from .codec import Tree, decode, shared_names
-from .errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
-from .fetch import Files, Slots, Source, check_fit, dtype_of, fill
+from .errors import CheckpointDamaged, CheckpointError, CheckpointMismatch, StorageTrouble, StorageUnreachable
+from .fetch import Files, Slots, Source, check_fit, dtype_of, fill, needed
 from .index import Index, read_index
 from .manifest import INDEX_FILE, Manifest, checked_bytes, shard_file, values_file
 from .memory import SlotShape
+from .places import Where, storage_at
 from .ranks import Ranks
+from .url import Url
 from .wire import Gone, Line
 
 MEMORY = "the keeper's memory"
@@ -46,7 +47,7 @@ class Offer:
     world_size: int
     started: int
     generation: int
-    path: Path
+    path: Where
     entries: tuple[str, ...]
     index: Callable[[], Index]
     values: Callable[[int], bytes]
@@ -58,7 +59,7 @@ class Offer:
 class Loaded:
     """A checkpoint as it was read: the tree of this rank, and where it came from."""
 
-    path: Path
+    path: Where
     step: int
     world_size: int
     entries: tuple[str, ...]
@@ -79,7 +80,7 @@ class _Ready:
     skipped: list[str] = field(default_factory=list)
 
 
-def stored(path: Path, manifest: Manifest) -> Offer:
+def stored(path: Where, manifest: Manifest) -> Offer:
     """A committed checkpoint as an offer."""
 
     def values(rank: int) -> bytes:
@@ -95,12 +96,20 @@ def stored(path: Path, manifest: Manifest) -> Offer:
         entries=manifest.entries,
         index=lambda: read_index(checked_bytes(path, INDEX_FILE, manifest)),
         values=values,
-        source=lambda files: Files(path, manifest, files),
+        source=lambda files: _source(path, manifest, files),
         tier="storage",
     )
 
 
-def in_memory(line: Line, directory: Path) -> Offer | None:
+def _source(path: Where, manifest: Manifest, files: ExitStack) -> Source:
+    if isinstance(path, Url):
+        from .remote.ranges import Ranges
+
+        return Ranges(path, manifest, storage_at(path))
+    return Files(path, manifest, files)
+
+
+def in_memory(line: Line, directory: Where) -> Offer | None:
     """The newest snapshot that the keeper has whole in its memory."""
     try:
         line.send({"op": "newest", "directory": str(directory)})
@@ -138,7 +147,7 @@ def _next(line: Line) -> tuple[dict[str, Any], bytes, list[int]]:
             return whole
 
 
-def settle(line: Line, directory: Path) -> None:
+def settle(line: Line, directory: Where) -> None:
     """Wait until the keeper has written all that is whole: what an attempt before this one has finished counts."""
     try:
         line.send({"op": "settle", "directory": str(directory)})
@@ -166,14 +175,16 @@ def _guarded(work: Callable[[], Any]) -> tuple[Any, CheckpointError | None]:
         return work(), None
     except CheckpointError as e:
         return None, e
+    except StorageTrouble as e:
+        return None, StorageUnreachable(f"{e.filename} cannot be read: {e.strerror}")
     except Exception as e:  # any failure to read means: try the one before; the peers wait for the word
         return None, CheckpointDamaged(f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else e!r}")
 
 
 def _agree(mine: CheckpointError | None, ranks: Ranks) -> str | None:
     errors = [e for e in ranks.gather(mine) if e is not None]
-    for mismatch in (e for e in errors if isinstance(e, CheckpointMismatch)):
-        raise mismatch
+    for final in (e for e in errors if isinstance(e, CheckpointMismatch | StorageUnreachable)):
+        raise final
     return str(errors[0]) if errors else None
 
 
@@ -213,12 +224,10 @@ def _take(offer: Offer, ready: _Ready, ranks: Ranks) -> dict[str, Tree]:
     with ExitStack() as files:
         source = offer.source(files)
         for name in sorted(ready.names, key=lambda n: [c.at for c in ready.index.tensors[n].chunks[:1]]):
-            entry = ready.index.tensors[name]
-            target = ready.templates.get(name)
-            if target is None:
-                target = torch.empty(entry.shape, dtype=dtype_of(entry.dtype))
-            fill(name, entry, target, source)
-            found[name] = target
-        if isinstance(source, Files):
-            source.check_rest(ready.index, ranks.rank, ranks.size)  # each rank its part: the time does not grow with the ranks that wrote
+            entry, target = ready.index.tensors[name], ready.templates.get(name)
+            found[name] = torch.empty(entry.shape, dtype=dtype_of(entry.dtype)) if target is None else target
+        source.expect(chunk for name, target in found.items() for chunk in needed(ready.index.tensors[name], target))
+        for name, target in found.items():
+            fill(name, ready.index.tensors[name], target, source)
+        source.check_rest(ready.index, ranks.rank, ranks.size)  # each rank its part: the time does not grow with the ranks that wrote
     return {name: decode(value, found) for name, value in ready.values.items()}

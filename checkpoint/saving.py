@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 from weakref import WeakMethod
 
@@ -18,12 +17,14 @@ import torch
 from .. import progress
 from .errors import CheckpointError, CheckpointFenced
 from .fence import Token
-from .link import Link, Said, file_limit
+from .link import Link, Said, file_limit, installed
 from .pending import Fate, PendingSave
+from .places import Where, absolute
 from .planning import Captured, Planned
 from .ranks import Ranks
 from .retention import Keep
 from .slots import Slot
+from .url import Url
 from .wire import Message
 
 WHEN_BUSY = ("wait", "skip", "replace")
@@ -34,10 +35,10 @@ _EXIT_LIMIT_S = 600.0
 class Saver:
     """Takes snapshots of one directory's state; all ranks call it alike."""
 
-    def __init__(self, directory: Path, keep: Keep, ranks: Ranks, when_busy: str, token: Callable[[], Token]) -> None:
+    def __init__(self, directory: Where, keep: Keep, ranks: Ranks, when_busy: str, token: Callable[[], Token]) -> None:
         """`token` makes the ranks agree on the attempt's token. Nothing is started yet."""
         self._keep, self._ranks, self._when_busy, self._token = keep, ranks, when_busy, token
-        self.link = Link(Path(os.path.abspath(directory)), WeakMethod(self._hello), WeakMethod(self._tell_again), ranks.rank)
+        self.link = Link(absolute(directory), WeakMethod(self._hello), WeakMethod(self._tell_again), ranks.rank)
         self._planned = Planned(ranks, self.link)
         self._count = 0
         self._pid = os.getpid()
@@ -71,6 +72,7 @@ class Saver:
             "keep": asdict(self._keep),
             "torch": torch.__version__,
             "fsize": file_limit(),
+            "packages": installed() if isinstance(self.link.directory, Url) else [],
         }
 
     def _tell_again(self, link: Link) -> None:

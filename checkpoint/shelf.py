@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from .catalogue import Found
 from .drain import Item
 from .fence import Token
 from .memory import Memory, SlotShape
@@ -76,6 +77,8 @@ class Shelf:
     snapshots: list[Snapshot] = field(default_factory=list)
     spare: list[Memory] = field(default_factory=list)
     closing: bool = False
+    known: dict[str, Found] = field(default_factory=dict)
+    """The checkpoints there, as far as they were looked at."""
 
     @property
     def token(self) -> Token:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import os
 import pickle
 import re
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,6 +22,7 @@ from .codec import Encoder, Place, Tree
 from .errors import CheckpointDamaged
 from .fetch import bytes_of
 from .index import Chunk, Index, TensorEntry
+from .places import Where, storage_at
 from .restoring import Offer
 
 _ALLOWED = {
@@ -48,9 +47,9 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module_name, global_name)
 
 
-def read_metadata(path: Path) -> Metadata:
+def read_metadata(path: Where) -> Metadata:
     """The index that DCP wrote into the checkpoint at `path`."""
-    metadata = _Unpickler(io.BytesIO((path / ".metadata").read_bytes())).load()
+    metadata = _Unpickler(io.BytesIO(storage_at(path).read(path / ".metadata"))).load()
     if not isinstance(metadata, Metadata):
         raise CheckpointDamaged(f".metadata of {path.name} holds a {type(metadata).__name__}")
     return metadata
@@ -59,15 +58,11 @@ def read_metadata(path: Path) -> Metadata:
 class _Items:
     """The items of a stock checkpoint: each is what torch.save made of one tensor or value."""
 
-    def __init__(self, path: Path, files: ExitStack) -> None:
-        self._path, self._files = path, files
-        self._fds: dict[str, int] = {}
+    def __init__(self, path: Where) -> None:
+        self._path, self._storage = path, storage_at(path)
 
     def load(self, file: str, at: int, length: int) -> Any:
-        if file not in self._fds:
-            self._fds[file] = os.open(self._path / file, os.O_RDONLY | os.O_CLOEXEC)
-            self._files.callback(os.close, self._fds[file])
-        raw = os.pread(self._fds[file], length, at)
+        raw = self._storage.read(self._path / file, at, length)
         if len(raw) < length:
             raise CheckpointDamaged(f"{file} ends too early")
         try:
@@ -79,9 +74,12 @@ class _Items:
 class Stock:
     """A stock checkpoint as a source of bytes."""
 
-    def __init__(self, path: Path, files: ExitStack, lengths: dict[tuple[str, int], int]) -> None:
+    def __init__(self, path: Where, lengths: dict[tuple[str, int], int]) -> None:
         """`lengths` are those of the stored items, by file and offset."""
-        self._items, self._lengths = _Items(path, files), lengths
+        self._items, self._lengths = _Items(path), lengths
+
+    def expect(self, chunks: Iterable[Chunk]) -> None:
+        """They are loaded one by one."""
 
     def take(self, chunk: Chunk, into: memoryview) -> None:
         """Load the item, and copy; stock checkpoints have no checksums."""
@@ -94,8 +92,11 @@ class Stock:
         """Items have to be loaded."""
         return None
 
+    def check_rest(self, index: Index, part: int, parts: int) -> None:
+        """There is nothing to compare with."""
 
-def stock(path: Path) -> Offer:
+
+def stock(path: Where) -> Offer:
     """The stock checkpoint at this path as an offer; its step is the last number in its name. Raises CheckpointDamaged."""
     metadata = read_metadata(path)
     stored = {(index.fqn, tuple(index.offset or ())): info for index, info in (metadata.storage_data or {}).items()}
@@ -116,7 +117,7 @@ def stock(path: Path) -> Offer:
         entries=tuple(values),
         index=lambda: Index(tensors, {}),
         values=lambda rank: json.dumps(values).encode(),
-        source=lambda files: Stock(path, files, lengths),
+        source=lambda files: Stock(path, lengths),
         tier="storage",
     )
 
@@ -128,20 +129,19 @@ def _chunk(name: str, box: Box, meta: TensorStorageMetadata, stored: dict[tuple[
     return Chunk(box, info.relative_path, 0, info.offset, box.count * meta.properties.dtype.itemsize)
 
 
-def _values(path: Path, metadata: Metadata, tensors: dict[str, TensorEntry]) -> dict[str, Any]:
+def _values(path: Where, metadata: Metadata, tensors: dict[str, TensorEntry]) -> dict[str, Any]:
     """The tree that was saved, in our own JSON, with its tensors by name."""
     paths: dict[str, tuple[Any, ...]] = metadata.planner_data or {}
     tree: dict[str, Tree] = {}
-    with ExitStack() as files:
-        items = _Items(path, files)
-        for name in metadata.state_dict_metadata:
-            where = paths.get(name, (name,))
-            if name in tensors:
-                leaf: Any = _Named(name)
-            else:
-                info = (metadata.storage_data or {})[MetadataIndex(name)]
-                leaf = items.load(info.relative_path, info.offset, info.length)
-            _put(tree, where, leaf)
+    items = _Items(path)
+    for name in metadata.state_dict_metadata:
+        where = paths.get(name, (name,))
+        if name in tensors:
+            leaf: Any = _Named(name)
+        else:
+            info = (metadata.storage_data or {})[MetadataIndex(name)]
+            leaf = items.load(info.relative_path, info.offset, info.length)
+        _put(tree, where, leaf)
     encoder = _NamedEncoder(lambda name, tensor: Place.OWN)
     return {str(key): encoder.encode(value, str(key)) for key, value in tree.items()}
 

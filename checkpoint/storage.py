@@ -1,23 +1,71 @@
-"""The one seam through which a save touches a file system: a few verbs, each made of calls that a faulty storage can refuse."""
+"""The one seam through which a save touches its storage: a few verbs, each made of calls that a faulty storage can refuse."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+P = TypeVar("P", contravariant=True)
 Bytes = bytes | bytearray | memoryview
 _BLOCK = 4096
 _DIRECT = getattr(os, "O_DIRECT", 0)
+_CHUNK = 4 << 20
+
+
+class Storage(Protocol[P]):
+    """Put, get (a range), list and delete: what directories and object stores have in common.
+
+    A file is put front to back and never changed; `write` may leave half a file where it fails, `replace` puts a small one in place whole
+    or not at all. Nothing is appended to, and nothing written on a condition.
+    """
+
+    width: int
+    """How many files it pays to write at once."""
+    look_every_s: float
+    """How long to wait between two looks for what other nodes write."""
+
+    def make_directory(self, path: P) -> None:
+        """Make sure that files can be put under this path."""
+
+    def write(self, path: P, parts: Iterable[Bytes], *, direct: bool = False) -> None:
+        """Put a file."""
+
+    def replace(self, path: P, content: bytes) -> None:
+        """Put a small file, whole or not at all, in the place of one that may be there."""
+
+    def sync_directory(self, path: P) -> None:
+        """Make the names under a path durable."""
+
+    def remove_tree(self, path: P, first: str) -> None:
+        """Delete all files under a path; `first`, the commit mark, before all else: what is half deleted must not count as whole."""
+
+    def remove(self, path: P) -> None:
+        """Delete one file."""
+
+    def read(self, path: P, at: int = 0, length: int | None = None) -> bytes:
+        """A range of a file, or all of it; fewer bytes where it ends earlier. FileNotFoundError where there is none."""
+
+    def blocks(self, path: P) -> Iterator[bytes]:
+        """A whole file, block by block."""
+
+    def entries(self, path: P) -> dict[str, int | None]:
+        """The names directly under a path: bytes of a file, None for what has names under it. Empty where nothing is there."""
+
+    def exists(self, path: P) -> bool:
+        """Whether there is a file, or anything under this path."""
 
 
 class Disk:
     """A directory tree on a local or shared file system."""
+
+    width = 1
+    look_every_s = 0.02
 
     def call(self, verb: str, path: Path, act: Callable[[], T]) -> T:
         """Every system call of a save comes by here; tests count them and let one of them fail."""
@@ -95,6 +143,35 @@ class Disk:
             else:
                 self.call("unlink", entry, entry.unlink)
         self.call("rmdir", path, path.rmdir)
+
+    def remove(self, path: Path) -> None:
+        """Delete one file."""
+        self.call("unlink", path, path.unlink)
+
+    def read(self, path: Path, at: int = 0, length: int | None = None) -> bytes:
+        """A range of a file."""
+        with path.open("rb") as f:
+            f.seek(at)
+            return f.read(length)
+
+    def blocks(self, path: Path) -> Iterator[bytes]:
+        """A whole file, block by block."""
+        with path.open("rb") as f:
+            while chunk := f.read(_CHUNK):
+                yield chunk
+
+    def entries(self, path: Path) -> dict[str, int | None]:
+        """The names in a directory."""
+        found: dict[str, int | None] = {}
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as listed:
+            for entry in listed:
+                with suppress(FileNotFoundError):  # another process deletes
+                    found[entry.name] = None if entry.is_dir() else entry.stat().st_size
+        return found
+
+    def exists(self, path: Path) -> bool:
+        """Whether it is there."""
+        return path.exists()
 
 
 def _buffered(fd: int) -> bool:

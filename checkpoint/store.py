@@ -6,18 +6,19 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from .. import progress
 from . import catalogue
 from .codec import Place, Tree
-from .errors import CheckpointDamaged, CheckpointMismatch
+from .errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
 from .fence import Fence, Token, own_token
 from .leaving import shared_words
-from .manifest import INDEX_FILE
+from .manifest import INDEX_FILE, Manifest
 from .pending import PendingSave
+from .places import Where, located, storage_at
 from .planning import capture
 from .ranks import Ranks
 from .restoring import Loaded, Offer, Wanted, in_memory, read, settle, stored
@@ -35,7 +36,9 @@ class Store:
         if when_busy not in WHEN_BUSY:
             raise ValueError(f"when_busy={when_busy!r}: it is one of {', '.join(WHEN_BUSY)}")
         keep = keep if isinstance(keep, Keep) else Keep(last=keep)
-        self.directory = Path(directory)
+        self.directory = located(directory)
+        if str(self.directory).startswith("memory://"):
+            raise CheckpointError("memory:// lives in one process: what the keeper puts there no rank can read; ObjectStoreWriter takes it")
         self.ranks = Ranks()
         self.ranks.from_first(lambda: catalogue.check_directory(self.directory))
         token, self._given = own_token()
@@ -105,27 +108,32 @@ class Store:
         recent = self._meet_keeper()
         self._token()
         source = source if source is not None else os.environ.get(RESTORE_VARIABLE)
-        found = self.ranks.from_first(lambda: self._candidates(source))
+        found: list[catalogue.Found] = []  # rank 0 alone looks, and no further than it has to
+
+        def look() -> tuple[int, int]:
+            found.extend(self._candidates(source))
+            return len(found), _rank_of_memory(recent, found, source, self._started)
+
         damaged = 0
-        memory_at = self.ranks.from_first(lambda: _rank_of_memory(recent, found, source, self._started))
-        for number in range(len(found) + 1):
+        count, memory_at = self.ranks.from_first(look)
+        for number in range(count + 1):
             if number == memory_at and recent is not None:
                 fault, loaded = read(recent, wanted, self.ranks)
                 if loaded is not None:
                     return loaded
                 self._skip(recent.path.name, fault)
-            if number == len(found):
+            if number == count:
                 break
-            candidate = found[number]
+            candidate = self.ranks.from_first(lambda n=number: _seen(found[n], named=source is not None))  # type: ignore[misc]
             fault, loaded = candidate.fault, None
             if candidate.manifest is not None:
                 fault, loaded = read(stored(candidate.path, candidate.manifest), wanted, self.ranks)
-            elif source is not None and (candidate.path / ".metadata").is_file() and not (candidate.path / INDEX_FILE).exists():
-                fault, loaded = read(stock(candidate.path), wanted, self.ranks)  # torch's own; only ever by name
+            elif candidate.torchs:
+                fault, loaded = read(stock(candidate.path), wanted, self.ranks)
             if loaded is not None:
                 return loaded
             self._skip(candidate.path.name, fault)
-            damaged += candidate.manifest is not None or (candidate.path / "manifest.json").exists()
+            damaged += candidate.marked
         if source is not None:
             raise CheckpointMismatch(f"there is no whole checkpoint {source} in {self.directory} to restore from")
         if damaged:
@@ -171,7 +179,25 @@ class Store:
             return own  # the run has gone on from there already
         if isinstance(source, int) or os.fspath(source).isdigit():
             return [f for f in found if f.step == int(os.fspath(source) if not isinstance(source, int) else source)]
-        return [catalogue.found_at(Path(source))]
+        return [catalogue.found_at(located(source))]
+
+
+class _Candidate(NamedTuple):
+    """A checkpoint as rank 0 has seen it. `torchs`: it is one of torch's own, which is only ever restored by name."""
+
+    path: Where
+    manifest: Manifest | None
+    fault: str | None
+    torchs: bool
+    marked: bool
+
+
+def _seen(found: catalogue.Found, *, named: bool) -> _Candidate:
+    torchs = False
+    if named and found.manifest is None:
+        entries = storage_at(found.path).entries(found.path)
+        torchs = ".metadata" in entries and INDEX_FILE not in entries
+    return _Candidate(found.path, found.manifest, found.fault, torchs, found.marked)
 
 
 def _rank_of_memory(

@@ -161,6 +161,7 @@ class Attempt:
             kind = Kind.CONNECTION if _CONNECTION_LOST.search(message.partition("\n")[0]) else Kind.EXCEPTION
             if kind is Kind.CONNECTION and (over := self._training_is_over()):
                 kind, cause = Kind.TEARDOWN, f"{over}, then {cause}"
+            kind = Kind.STORAGE if message.startswith("SnapshotKept:") else kind
         return Broken(failure=self._failure(first, page, kind, message), cause=cause, log=log, fault_t=first.ended_t, pid=first.pid)
 
     def device_to_blame(self, slot: int, kind: Kind, cause: str) -> Broken:

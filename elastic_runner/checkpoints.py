@@ -6,10 +6,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.catalogue import Found, found_at, found_in, prune
+from ..checkpoint.catalogue import Found, check_directory, found_at, found_in, prune
 from ..checkpoint.errors import CheckpointDamaged, CheckpointError
 from ..checkpoint.index import Index, read_index
-from ..checkpoint.manifest import INDEX_FILE, checked_bytes, first_fault
+from ..checkpoint.manifest import INDEX_FILE, MANIFEST_FILE, checked_bytes, first_fault
+from ..checkpoint.places import Where, located, storage_at
 from ..checkpoint.retention import Keep
 from ..checkpoint.storage import Disk
 
@@ -18,13 +19,13 @@ class NoSuchCheckpoint(CheckpointError):
     """The directory or the checkpoint that was asked for is not there: the caller's slip."""
 
 
-def listed(directory: Path, *, verify: bool) -> list[dict[str, Any]]:
+def listed(directory: Where, *, verify: bool) -> list[dict[str, Any]]:
     """Every checkpoint, newest first; with `verify` every byte is read."""
     return [_described(found, verify=verify) for found in _found(directory)]
 
 
-def _found(directory: Path) -> list[Found]:
-    if not directory.is_dir():
+def _found(directory: Where) -> list[Found]:
+    if not storage_at(directory).exists(directory):
         raise NoSuchCheckpoint(f"there is no directory {directory}: name the one that the script gave its Checkpointer")
     return found_in(directory)
 
@@ -45,15 +46,15 @@ def _described(found: Found, *, verify: bool) -> dict[str, Any]:
     }
 
 
-def shown(directory: Path, which: str) -> dict[str, Any]:
+def shown(directory: Where, which: str) -> dict[str, Any]:
     """One checkpoint, by step or by path, with every tensor in it."""
-    at = Path(which)
     if which.isdigit():
         found = next((f for f in _found(directory) if f.step == int(which)), None)
         if found is None:
             raise NoSuchCheckpoint(f"there is no checkpoint of step {which} in {directory}")
     else:
-        found = found_at(at if at.is_dir() else directory / which)
+        at = located(which)
+        found = found_at(at if storage_at(at).exists(at) else directory / which)
     if found.manifest is None:
         raise CheckpointDamaged(f"{found.path}: {found.fault}")
     index: Index = read_index(checked_bytes(found.path, INDEX_FILE, found.manifest))
@@ -61,7 +62,7 @@ def shown(directory: Path, which: str) -> dict[str, Any]:
     return {**_described(found, verify=False), "path": str(found.path), "torch": found.manifest.torch, "tensors": tensors}
 
 
-def pruned(directory: Path, last: int) -> list[str]:
+def pruned(directory: Where, last: int) -> list[str]:
     """Delete all but the newest `last` and what was never committed; only once the newest has been found whole, byte by byte."""
     keep = Keep(last=last)
     newest = next((f for f in _found(directory) if f.manifest is not None), None)
@@ -69,7 +70,24 @@ def pruned(directory: Path, last: int) -> list[str]:
         raise NoSuchCheckpoint(f"{directory} holds no whole checkpoint: nothing is deleted")
     if (fault := first_fault(newest.path, sorted(newest.manifest.files.items()))) is not None:
         raise CheckpointDamaged(f"the newest checkpoint {newest.path.name} is damaged ({fault}): nothing is deleted")
-    return [path.name for path in prune(directory, keep, newest.path, Disk())]
+    return [path.name for path in prune(directory, keep, newest.path, storage_at(directory))]
+
+
+def uploaded(source: Path, target: Where) -> str:
+    """Copy a whole checkpoint to another place, its commit mark last; read byte by byte first, and nothing is put where there is one."""
+    found = found_at(source)
+    if found.manifest is None:
+        raise CheckpointDamaged(f"{source} is no whole checkpoint: {found.fault}")
+    if (fault := first_fault(source, sorted(found.manifest.files.items()))) is not None:
+        raise CheckpointDamaged(f"{source} is damaged ({fault}): nothing is uploaded")
+    check_directory(target)
+    storage, into = storage_at(target), target / source.name
+    if storage.exists(into / MANIFEST_FILE):
+        raise CheckpointError(f"{into} is there already")
+    storage.make_directory(into)
+    for name in [*sorted(found.manifest.files), MANIFEST_FILE]:
+        storage.write(into / name, Disk().blocks(source / name))
+    return str(into)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -254,7 +254,7 @@ def _supervisor(config: RunConfig, journal: Journal, signals: Signals, nursery: 
     )
     if simulated is not None:
         recorder.hurt_device = lambda fault, slot: harm(simulated, ward.bound[slot].index, fault)
-    keeper = KeeperProcess(recorder.notice, config.keeper_bandwidth)
+    keeper = KeeperProcess(recorder.notice, recorder.note, config.keeper_bandwidth, config.storage_patience_s)
     keeper.start()
     env |= keeper.environment
     if config.restore_from:

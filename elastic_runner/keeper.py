@@ -7,6 +7,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..checkpoint.link import keeper_command
@@ -22,23 +23,35 @@ class KeeperProcess:
     """Holds the snapshots of this node's ranks, in a process that outlives them."""
 
     say: Callable[[str], None]
+    record: Callable[[str], None]
+    """Keeps what it tells; the ranks say it."""
     bandwidth: float = 0.0
     """MiB per second that it may write; 0 is no limit."""
+    patience_s: float = 60.0
+    """How long storage across the network is asked again for one thing."""
     name: str = field(default_factory=lambda: secrets.token_hex(12))
     _process: subprocess.Popen[bytes] | None = None
     _life: int = -1
     _deaths: int = 0
+    _heard: bytes = b""
 
     def start(self) -> None:
         """Start it; ranks find it by its name."""
         ours, self._life = os.pipe()
-        command = keeper_command(self.name, "--parent", str(ours), "--bandwidth", str(self.bandwidth))
+        options = ("--parent", str(ours), "--bandwidth", str(self.bandwidth), "--patience", str(self.patience_s))
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True, pass_fds=[ours], cwd="/"
+                keeper_command(self.name, *options),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=[ours],
+                cwd="/",
             )
         finally:
             os.close(ours)
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -52,10 +65,12 @@ class KeeperProcess:
 
     def tend(self) -> None:
         """Start it again if it has died; the ranks give it what it had."""
+        self._hear()
         if self._process is None or self._process.poll() is None or self._deaths >= _TOO_OFTEN:
             return
         self._deaths += 1
         os.close(self._life)
+        self._hang_up()
         code = self._process.returncode
         self.say(f"the keeper of the checkpoints has died (status {code}): started again; what was committed is safe")
         self.start()
@@ -71,5 +86,23 @@ class KeeperProcess:
                 self._process.wait(_SAY_EVERY_S)
                 break
             except subprocess.TimeoutExpired:
+                self._hear()
                 self.say(f"waiting for the last checkpoint to be written ({time.monotonic() - begin:.0f} s)")
+        self._hang_up()
         self._process = None
+
+    def _hear(self) -> None:
+        """Take in what it has told, line by line."""
+        if self._process is None or self._process.stdout is None:
+            return
+        with suppress(BlockingIOError):
+            while some := os.read(self._process.stdout.fileno(), 1 << 16):
+                *lines, self._heard = (self._heard + some).split(b"\n")
+                for line in lines:
+                    self.record(line.decode(errors="replace"))
+
+    def _hang_up(self) -> None:
+        self._hear()
+        self._heard = b""
+        if self._process is not None and self._process.stdout is not None:
+            self._process.stdout.close()

@@ -44,6 +44,8 @@ class RunConfig:
     simulate_gpus: int = 0
     keeper_bandwidth: float = 0.0
     """MiB per second that checkpoints may be written at; 0 is no limit."""
+    storage_patience_s: float = 60.0
+    """How long an object store is asked again for one thing before the save has failed and begins anew."""
     restore_from: str = ""
     warm_start: bool = False
     preload: str = ""
@@ -118,6 +120,7 @@ def build_parser() -> _Parser:
     g.add_argument("--hang-detection", choices=["auto", "off"], default="auto", help="find ranks that hang (default: auto)")
     g.add_argument("--dry-run-detectors", action="store_true", help="only record what the hang detection would have done")
     g.add_argument("--keeper-bandwidth", type=float, default=0.0, metavar="MIB", help="write checkpoints at no more than MIB per second")
+    g.add_argument("--storage-patience", type=float, default=60.0, metavar="SECONDS", help="ask an object store again for so long (60)")
     g.add_argument("--restore-from", default="", metavar="STEP|PATH", help="begin from this checkpoint instead of the newest one")
     g.add_argument("--no-status", action="store_true", help="no line at the bottom of the terminal that says how the run stands")
     g.add_argument("--metrics-port", metavar="[HOST:]PORT", help="serve Prometheus metrics there (HOST: 127.0.0.1; PORT 0: any)")
@@ -216,6 +219,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
         health_policy=args.health_policy,
         simulate_gpus=args.simulate_gpus,
         keeper_bandwidth=_bandwidth(args.keeper_bandwidth),
+        storage_patience_s=_patience(args.storage_patience),
         restore_from=args.restore_from,
         hang_detection=args.hang_detection == "auto",
         dry_run_detectors=args.dry_run_detectors,
@@ -259,6 +263,12 @@ def _preload(args: argparse.Namespace) -> str:
     if names and args.warm_start == "off":
         raise UsageError("--preload has nothing to preload into with --warm-start off; leave one of them out")
     return ",".join(names)
+
+
+def _patience(seconds: float) -> float:
+    if not 0 <= seconds < float("inf"):
+        raise UsageError(f"--storage-patience must be a number of seconds, not {seconds}")
+    return seconds
 
 
 def _bandwidth(mib: float) -> float:

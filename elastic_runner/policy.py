@@ -14,6 +14,7 @@ class Kind(str, Enum):
     SIGNAL = "signal"  # something killed the process: the kernel, an operator, a crash in native code
     HANG = "hang"  # a detector named the rank
     LEFT = "left"  # the rank ended with 0 while its peers went on waiting for it
+    STORAGE = "storage"  # storage did not take the last snapshot, which lies on this node's disk
     TEARDOWN = "tear-down"  # every rank had made its last step, one had ended with 0, and another could not finish
     SLOT_LOST = "slot-lost"  # the device slot is known to be gone, or is not to be used
     DEVICE = "device"  # the slot's device reported what only a new start of the script mends
@@ -127,6 +128,8 @@ def decide(failures: Sequence[Failure], slots: Slots, budgets: Budgets, restarts
         return Action(do=Do.RESTART, slots=slots, reason="another node left or joined")
     if newest.kind is Kind.TEARDOWN:
         return Action(do=Do.GIVE_UP, slots=slots, reason="nothing is left to train, only the tear-down failed")
+    if newest.kind is Kind.STORAGE:
+        return Action(do=Do.GIVE_UP, slots=slots, reason="a restart would go on from before that: upload it first")
     if newest.kind is Kind.NODE_SICK:
         return Action(do=Do.GIVE_UP, slots=slots, reason="this node is not to be used until that is mended: start elsewhere")
     if newest.kind is Kind.SLOT_LOST:

@@ -110,9 +110,11 @@ def plan_main(argv: list[str]) -> int:
 
 
 def checkpoints_main(argv: list[str]) -> int:
-    """`goodrun checkpoints [DIR] [--verify | --show STEP | --prune N] [--json]`: what lies in a checkpoint directory."""
+    """`goodrun checkpoints [DIR|URL] [--verify | --show STEP | --prune N] [--json]`: what lies in a checkpoint directory."""
+    if argv[:1] == ["upload"]:
+        return _upload_main(argv[1:])
     parser = _parser("checkpoints", "List the checkpoints of a directory, newest first; status 1 if one of them is damaged.")
-    parser.add_argument("directory", nargs="?", type=Path, default=Path("checkpoints"), metavar="DIR", help="default: checkpoints")
+    parser.add_argument("directory", nargs="?", default="checkpoints", metavar="DIR|URL", help="default: checkpoints")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--verify", action="store_true", help="read every byte and compare it with its checksum")
     what.add_argument("--show", metavar="STEP|PATH", help="list what is in one")
@@ -122,19 +124,38 @@ def checkpoints_main(argv: list[str]) -> int:
 
     def answer() -> str:
         nonlocal damaged
-        from . import checkpoints as c  # the launcher imports this module, and has no use for that one
+        from ..checkpoint.places import located  # the launcher imports this module, and has no use for those two
+        from . import checkpoints as c
 
+        directory = located(args.directory)
         if args.show is not None:
-            one = c.shown(args.directory, args.show)
+            one = c.shown(directory, args.show)
             return _json({"schema": JSON_SCHEMA, **one}) if args.json else c.contents(one)
-        gone = c.pruned(args.directory, args.prune) if args.prune is not None else []
-        rows = c.listed(args.directory, verify=args.verify)
+        gone = c.pruned(directory, args.prune) if args.prune is not None else []
+        rows = c.listed(directory, verify=args.verify)
         damaged = any(not row["whole"] and row["bytes"] is not None for row in rows)
         if args.json:
             return _json({"schema": JSON_SCHEMA, "directory": str(args.directory), "checkpoints": rows, "deleted": gone})
         return "".join(f"deleted {name}\n" for name in gone) + c.table(rows)
 
     return answered("checkpoints", answer) or int(damaged)
+
+
+def _upload_main(argv: list[str]) -> int:
+    """`goodrun checkpoints upload PATH URL`: bring one checkpoint to another place."""
+    parser = _parser("checkpoints upload", "Copy one checkpoint to another place, its commit mark last.")
+    parser.add_argument("path", type=Path, metavar="PATH", help="the checkpoint: a directory step-…")
+    parser.add_argument("target", metavar="URL|DIR", help="where the script's Checkpointer keeps its checkpoints")
+    args = parser.parse_args(argv)
+
+    def answer() -> str:
+        from ..checkpoint.places import located
+        from . import checkpoints as c
+
+        where = c.uploaded(args.path, located(args.target))
+        return _json({"schema": JSON_SCHEMA, "uploaded": where}) if args.json else f"uploaded: {where}\n"
+
+    return answered("checkpoints", answer)
 
 
 SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {

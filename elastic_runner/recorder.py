@@ -198,6 +198,10 @@ class Recorder:
     def notice(self, text: str) -> None:
         """Say something, and keep it in the record."""
         self._say(text)
+        self.note(text)
+
+    def note(self, text: str) -> None:
+        """Keep in the record what somebody else says."""
         self._journal.write(Notice(text=text))
 
     def _chaos_of(self, rank: int, slot: int, page: Progress) -> None:

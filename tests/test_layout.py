@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "checkpoint": {"checkpoint", "progress"},
     "fault_injection": {"fault_injection", "progress"},
     "progress": set[str](),
-    "": {"progress"},
+    "": {"checkpoint", "progress"},
     "__main__": {"elastic_runner"},
 }
 NOT_PACKAGES = {"elastic_runner/worker_site"}

@@ -16,6 +16,8 @@ import pytest
 from goodrun.checkpoint.link import keeper_command
 from goodrun.checkpoint.wire import ADDRESS_VARIABLE
 
+from .stores import Store, directory, moto, s3, volume
+
 WORKERS = Path(__file__).with_name("workers.py")
 FAULTY = Path(__file__).with_name("faulty_keeper.py")
 
@@ -86,6 +88,32 @@ class Keepers:
         self.process.wait(10)
         os.close(self._life)
         self.process = None
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """moto's S3 server; its host and port."""
+    pytest.importorskip("moto.server")
+    with moto() as found:
+        yield found
+
+
+@pytest.fixture(params=["directory", "s3", "volume"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """Each kind of storage in turn. Ask for it before `keepers`: they find it through the environment."""
+    monkeypatch.setenv("GOODRUN_HOME", str(tmp_path / "home"))
+    if request.param == "s3":
+        with s3(request.getfixturevalue("s3_server"), monkeypatch) as found:
+            yield found
+    elif request.param == "volume":
+        with volume(monkeypatch) as found:
+            yield found
+    else:
+        with directory(tmp_path) as found:
+            yield found
+
+
+far = pytest.mark.parametrize("store", ["s3", "volume"], indirect=True)
 
 
 @pytest.fixture

@@ -166,6 +166,11 @@ def nodes(root: Path, one: str, other: str) -> None:
     checkpoints.close()
 
 
+def refused(root: Path, url: str) -> None:
+    """Storage does not let the job in: it finds out at the first look."""
+    DictCheckpoints(url).save({"w": torch.rand(16)}, 7).result()
+
+
 def hasty(root: Path) -> None:
     """The script takes the process group away from a save that is being written."""
     DictCheckpoints(root / "ckpt").save({"w": torch.rand(4 << 20)}, 7)
@@ -176,7 +181,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if WORLD > 1:
         dist.init_process_group("gloo", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
-    parts = (train, own, sharded, full, killed, hasty, dies, nodes)
+    parts = (train, own, sharded, full, killed, hasty, dies, nodes, refused)
     scenario = {part.__name__: part for part in parts}[sys.argv[1]]
     scenario(Path(sys.argv[2]), *sys.argv[3:])  # type: ignore[operator]
     if WORLD > 1 and sys.argv[1] != "full":

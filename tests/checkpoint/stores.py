@@ -1,0 +1,120 @@
+"""The stores that tests save to: a directory, S3 (moto's server, ours before it) and a volume over the Files API."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from goodrun.checkpoint.places import Where, located
+from goodrun.checkpoint.remote import bucket, objects
+
+from .far import Between, FilesApi, Server
+
+SECRET = "sEcReT-" + uuid.uuid4().hex
+
+
+@dataclass
+class Store:
+    """Where a test saves to: `url` is what a Checkpointer is given, `server` where faults are planned (a directory has none)."""
+
+    kind: str
+    url: str
+    server: Server | None = None
+    environ: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def place(self) -> Where:
+        """The same as goodrun has it."""
+        return located(self.url)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+@contextmanager
+def moto() -> Iterator[str]:
+    """moto's S3 server in a process of its own; its host and port."""
+    port = free_port()
+    command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                assert process.poll() is None and time.monotonic() < end, "moto's server does not come up"
+                time.sleep(0.05)  # nothing announces that it listens
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def s3(target: str, patch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """A bucket of its own, with faults before it."""
+    pytest.importorskip("s3fs")
+    with Between(target).serving() as server:
+        found = Store("s3", f"s3://goodrun-{uuid.uuid4().hex}/some/run", server)
+        found.environ = {
+            "AWS_ENDPOINT_URL": server.url,
+            "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE",
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        _begin(found, patch)
+        import s3fs
+
+        s3fs.S3FileSystem(skip_instance_cache=True).mkdir(found.url.split("/")[2])
+        server.log.clear()
+        yield found
+        _forget()
+
+
+@contextmanager
+def volume(patch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """A volume that is not mounted."""
+    pytest.importorskip("databricks.sdk")
+    server = FilesApi()
+    server.token = SECRET
+    with server.serving():
+        found = Store("volume", f"{server.volume}/some/run", server, {"DATABRICKS_HOST": server.url, "DATABRICKS_TOKEN": SECRET})
+        _begin(found, patch)
+        yield found
+        _forget()
+
+
+@contextmanager
+def directory(folder: Path) -> Iterator[Store]:
+    """A directory on the local disk."""
+    yield Store("directory", str(folder / "ckpt"))
+
+
+def _begin(store: Store, patch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in os.environ if n.startswith(("AWS_", "DATABRICKS_"))]:
+        patch.delenv(name)
+    for name, value in store.environ.items():
+        patch.setenv(name, value)
+    _forget()
+
+
+def _forget() -> None:
+    """The next test's server is another one."""
+    bucket.bucket_of.cache_clear()
+    objects._persistence.cache_clear()

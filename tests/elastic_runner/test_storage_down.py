@@ -1,0 +1,79 @@
+"""Whole jobs whose checkpoints lie across the network, in a volume over the Files API, while that is down for a time or for good."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from goodrun.checkpoint.catalogue import found_in
+from goodrun.checkpoint.places import located
+from goodrun.checkpoint.remote import bucket, objects
+from goodrun.elastic_runner.events import Notice, RunEnded, WorkersSpawned
+from goodrun.elastic_runner.reading import checkpoints_main
+
+from ..checkpoint.far import Fault, FilesApi
+
+pytest.importorskip("databricks.sdk")
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A volume; this process and the jobs find it through the environment."""
+    with FilesApi().serving() as found:
+        found.token = "dapi-sEcReT" + found.token
+        monkeypatch.setenv("DATABRICKS_HOST", found.url)
+        monkeypatch.setenv("DATABRICKS_TOKEN", found.token)
+        monkeypatch.setenv("TEST_CHECKPOINTS", f"{found.volume}/run")
+        bucket.bucket_of.cache_clear()
+        objects._persistence.cache_clear()
+        yield found
+    bucket.bucket_of.cache_clear()
+
+
+def durable(server):
+    """The steps that are whole there."""
+    return sorted({int(path.split("step-")[1][:10]) for path in list(server.files) if path.endswith("manifest.json")})
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seconds", [6, pytest.param(120, marks=pytest.mark.exhaustive)])
+def test_down_for_a_while(job, server, seconds):
+    """Storage answers 503 for a while: no restart, no failure, every step is trained, the last one is durable, and the record tells it."""
+    j = job("--nproc-per-node", 2, "train.py", 300)
+    j.until(lambda: durable(server))
+    began = time.monotonic()
+    server.plan.faults = [Fault(status=503)]
+    j.until(lambda: any("has not answered" in e.text for e in j.events(Notice)) and time.monotonic() - began > seconds, timeout=300)
+    server.plan.faults = []
+    j.ok(200)
+    assert durable(server)[-1] == 300
+    told = [e.text for e in j.events(Notice)]
+    assert any("storage answers again after" in text for text in told)
+    assert len(j.events(WorkersSpawned)) == 1
+    done = [int(line.split()[0]) for line in (j.where / "samples.l0.g000.r0").read_text().splitlines()]
+    assert done == list(range(1, 301))
+
+
+@pytest.mark.timeout(300)
+def test_gone_for_good(job, server, tmp_path, capsys):
+    """Training goes on to its end, the status is 1, the last snapshot lies on this node's disk, and no secret anywhere."""
+    j = job("--nproc-per-node", 2, "--storage-patience", 1, "train.py", 60)
+    j.until(lambda: durable(server))
+    server.plan.faults = [Fault(status=503, body=server.token.encode())]
+    assert j.wait(200) == 1
+    done = [int(line.split()[0]) for line in (j.where / "samples.l0.g000.r0").read_text().splitlines()]
+    assert done == list(range(1, 61))
+    assert j.events(RunEnded)[0].status == 1
+    [told] = {e.text for e in j.events(Notice) if "uploaded with" in e.text}
+    assert told in j.err
+    command = told.partition("uploaded with: ")[2].split()
+    kept = Path(command[3])
+    assert kept.is_relative_to(tmp_path / "state")
+    assert [f.step for f in found_in(kept.parent)] == [60]
+    server.plan.faults = []
+    assert checkpoints_main(command[2:]) == 0
+    assert found_in(located(f"{server.volume}/run"))[0].step == 60
+    left = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(left) > 10
+    assert not any(server.token.encode() in what for what in left)
+    assert server.token not in "".join(capsys.readouterr())
