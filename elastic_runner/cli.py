@@ -161,7 +161,7 @@ def _run(args: Any, config: RunConfig, supervisor: Supervisor, signals: Signals)
     from . import agent, alone, seams
 
     alone.instead_of_meeting(args, config.max_nodes)
-    known = [s for s in config.stop_signals if hasattr(signal, s)]
+    known = [s for s in (*config.stop_signals, config.requeue_signal) if hasattr(signal, s)]
     signals.install(tuple(int(getattr(signal, s)) for s in known))
     if "LOGLEVEL" not in os.environ:  # torch's agent announces what we say ourselves
         logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
@@ -190,7 +190,7 @@ def _open_record(config: RunConfig) -> tuple[Path, Journal, bool]:
         home = place / "runs"
     if config.run_dir is None and config.log_dir is not None and not runs.can_be_made(home):
         home = config.log_dir / "runs"
-    run_id = runs.new_run_id(datetime.now(), random.Random(secrets.randbits(64)))
+    run_id = config.slurm.record if config.slurm else runs.new_run_id(datetime.now(), random.Random(secrets.randbits(64)))
     run_dir = (config.run_dir or home / run_id).absolute()
     fresh = not run_dir.exists()
     try:

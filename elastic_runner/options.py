@@ -21,6 +21,7 @@ from .errors import UsageError
 from .nursery import why_cold
 from .policy import Budgets, Slots
 from .slots import first_slots
+from .slurm import Step, address_of, options_for, step_of
 
 DEFAULT_SHUTDOWN_S = 30
 UNCAPPED = 9999
@@ -60,6 +61,9 @@ class RunConfig:
     max_nodes: int = 1
     local_addr: str | None = None
     stop_signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    requeue_signal: str = ""
+    """The signal upon which all ranks save and leave, with the status that says: start the job again."""
+    slurm: Step | None = None
     metrics_at: tuple[str, int] | None = None
     """Host and port at which Prometheus may ask."""
     on_event: str = ""
@@ -114,6 +118,9 @@ def build_parser() -> _Parser:
     g.add_argument("--dry-run-detectors", action="store_true", help="only record what the hang detection would have done")
     g.add_argument("--keeper-bandwidth", type=float, default=0.0, metavar="MIB", help="write checkpoints at no more than MIB per second")
     g.add_argument("--restore-from", default="", metavar="STEP|PATH", help="begin from this checkpoint instead of the newest one")
+    g.add_argument(
+        "--requeue-signal", choices=["USR1", "USR2"], default="", help="on it all ranks save and leave; status 75 says: start the job again"
+    )
     g.add_argument("--metrics-port", metavar="[HOST:]PORT", help="serve Prometheus metrics there (HOST: 127.0.0.1; PORT 0: any)")
     g.add_argument("--on-event", default="", metavar="CMD", help="run a shell command for each event, which it gets as JSON on stdin")
     g.add_argument("--health-policy", type=Path, metavar="FILE", help="what to do about what GPUs report (YAML; default: the one shipped)")
@@ -170,6 +177,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     _apply_config_file(parser, head)
     args = parser.parse_args([*head, "--", script])
     args.training_script_args = tail
+    slurm = step_of(os.environ)
+    if slurm is not None:
+        vars(args).update(options_for(slurm, vars(args), address_of))
     _check_script(args)
     _check_logs(args)
     _check_rendezvous(args)
@@ -211,6 +221,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
         max_nodes=max_nodes,
         local_addr=args.local_addr,
         stop_signals=tuple(s.strip() for s in getattr(args, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT").split(",") if s.strip()),
+        requeue_signal=f"SIG{args.requeue_signal}" if args.requeue_signal else "",
+        slurm=slurm,
         metrics_at=_metrics_at(args.metrics_port),
         on_event=args.on_event,
         argv=tuple(argv),

@@ -225,19 +225,20 @@ class Supervisor:
         assert self.attempt is not None
         if signum in self.signals.stops:
             self._stop(self.attempt, signum, ask=True)
-        if signum in PASSED_ON:
+        elif signum in PASSED_ON:
             self.passed_on.add(signum)
             self.recorder.notice(f"passed {signal_name(signum)} on to every rank")
             self.attempt.context.ask(signum)
 
     def _stop(self, attempt: Attempt, signum: int, *, ask: bool) -> None:
         grace = self.config.shutdown_timeout_s
+        asked = signal.SIGTERM if signal_name(signum) == self.config.requeue_signal else signum  # it is SIGTERM that ranks save upon
         if ask:
             ranks = len(attempt.ranks)
             self.say(f"{signal_name(signum)}: asked {ranks} ranks to stop; they have {grace} s (a second Ctrl-C kills them now)")
         before = attempt.pages()
         self.recorder.progress(before)
-        self.stopper.stop(attempt, signum, grace, "signal", ask=ask)
+        self.stopper.stop(attempt, asked, grace, "signal", ask=ask)
         self.recorder.way_out(before, self.stopper.last_pages)
         raise self.signals.raises(signum)  # torch leaves the rendezvous open for the other nodes when this passes through it
 
