@@ -226,6 +226,7 @@ def _open_record(config: RunConfig) -> tuple[Path, Journal, bool]:
 def _supervisor(config: RunConfig, journal: Journal, signals: Signals, nursery: Nursery) -> Supervisor:
     from ..checkpoint.wire import RESTORE_VARIABLE
     from ..fault_injection.device_faults import harm
+    from .bootstrap import REQUEUE_VARIABLE
     from .devices.opening import open_ward, simulate
     from .keeper import KeeperProcess
     from .recorder import Recorder
@@ -249,6 +250,8 @@ def _supervisor(config: RunConfig, journal: Journal, signals: Signals, nursery: 
     keeper = KeeperProcess(recorder.notice, config.keeper_bandwidth)
     keeper.start()
     env |= keeper.environment
+    if config.requeue_signal:
+        env[REQUEUE_VARIABLE] = config.requeue_signal
     if config.restore_from:
         env[RESTORE_VARIABLE] = config.restore_from
     supervisor = Supervisor(

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -139,11 +140,12 @@ def test_the_command_line_takes_them_up(tmp_path, monkeypatch):
     assert (config.slurm.record, config.requeue_signal) == ("slurm-12345.node1", "SIGUSR1")
 
 
-def test_the_warning_saves_leaves_and_asks_for_another_start(job):
-    """SIGUSR1 with --requeue-signal USR1: one step saved on all ranks, status 75, and the record says why."""
+def test_the_warning_saves_leaves_and_asks_for_another_start(job, living):
+    """SIGUSR1 with --requeue-signal USR1, to every process of the job as Slurm may send it: one step saved on all ranks, status 75."""
     j = job("--nproc-per-node", 2, "--requeue-signal", "USR1", "train.py", 100_000, env={"TEST_PAUSE": "0.02"})
     j.until(lambda: len(j.marks("samples.*")) == 2 and all((j.where / n).read_text().count("\n") > 2 for n in j.marks("samples.*")))
-    os.kill(j.proc.pid, 10)
+    for pid in living():
+        os.kill(pid, signal.SIGUSR1)
     assert j.wait(40) == 75
     newest = found_in(j.where / "checkpoints")[0]
     assert newest.fault is None
