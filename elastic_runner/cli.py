@@ -107,6 +107,7 @@ def _launch(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
     from . import ending, runs, surroundings
+    from .preemption import PreemptionWatch
 
     signals.raises = lambda signum: SignalException(f"stopped by {signal.Signals(signum).name}", signal.Signals(signum))
     home, journal, fresh = _open_record(config)
@@ -135,6 +136,9 @@ def _launch(
     if args.log_dir is None:
         args.log_dir = str(run_dir / "logs")
     status = 1
+    if config.preemption_at:
+        supervisor.preemption = PreemptionWatch(config.preemption_at, say)
+        supervisor.preemption.start()
     try:
         record(_run)(args, config, supervisor, signals)  # for a launcher that is itself somebody's worker
         status = ending.succeeded(supervisor)

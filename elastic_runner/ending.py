@@ -56,8 +56,9 @@ def stopped(sup: Supervisor, signum: int, waits_for: str | None) -> int:
     """A signal ended the run."""
     text = f"stopped by {signal_name(signum)}" + (f" while waiting for {waits_for}" if waits_for else "")
     status = 128 + signum
-    if signal_name(signum) == sup.config.requeue_signal:
-        text, status = f"{text}: to be started again", START_AGAIN
+    notice = sup.preemption.notice if sup.preemption is not None else ""
+    if notice or signal_name(signum) == sup.config.requeue_signal:
+        text, status = f"{notice or text}: to be started again", START_AGAIN
     sup.say(text)
     _end(sup, "stopped", status, text)
     return status

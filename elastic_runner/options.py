@@ -20,6 +20,7 @@ from .devices.health_policy import load as load_health_policy
 from .errors import UsageError
 from .nursery import why_cold
 from .policy import Budgets, Slots
+from .preemption import ADDRESS, ADDRESS_VARIABLE
 from .slots import first_slots
 from .slurm import Step, address_of, options_for, step_of
 
@@ -64,6 +65,8 @@ class RunConfig:
     requeue_signal: str = ""
     """The signal upon which all ranks save and leave, with the status that says: start the job again."""
     slurm: Step | None = None
+    preemption_at: str = ""
+    """Where the cloud's metadata service is asked for notices; empty: it is not."""
     metrics_at: tuple[str, int] | None = None
     """Host and port at which Prometheus may ask."""
     on_event: str = ""
@@ -118,9 +121,8 @@ def build_parser() -> _Parser:
     g.add_argument("--dry-run-detectors", action="store_true", help="only record what the hang detection would have done")
     g.add_argument("--keeper-bandwidth", type=float, default=0.0, metavar="MIB", help="write checkpoints at no more than MIB per second")
     g.add_argument("--restore-from", default="", metavar="STEP|PATH", help="begin from this checkpoint instead of the newest one")
-    g.add_argument(
-        "--requeue-signal", choices=["USR1", "USR2"], default="", help="on it all ranks save and leave; status 75 says: start the job again"
-    )
+    g.add_argument("--requeue-signal", choices=["USR1", "USR2"], default="", help="on it all ranks save and leave (status 75)")
+    g.add_argument("--watch-preemption", action="store_true", help="save and leave when AWS, GCP or Azure takes the machine away")
     g.add_argument("--metrics-port", metavar="[HOST:]PORT", help="serve Prometheus metrics there (HOST: 127.0.0.1; PORT 0: any)")
     g.add_argument("--on-event", default="", metavar="CMD", help="run a shell command for each event, which it gets as JSON on stdin")
     g.add_argument("--health-policy", type=Path, metavar="FILE", help="what to do about what GPUs report (YAML; default: the one shipped)")
@@ -223,6 +225,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
         stop_signals=tuple(s.strip() for s in getattr(args, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT").split(",") if s.strip()),
         requeue_signal=f"SIG{args.requeue_signal}" if args.requeue_signal else "",
         slurm=slurm,
+        preemption_at=os.environ.get(ADDRESS_VARIABLE, ADDRESS) if args.watch_preemption else "",
         metrics_at=_metrics_at(args.metrics_port),
         on_event=args.on_event,
         argv=tuple(argv),

@@ -20,6 +20,7 @@ from .keeper import KeeperProcess
 from .nursery import Nursery
 from .options import RunConfig
 from .policy import Action, Do, Failure, Kind, Slots, decide, grow
+from .preemption import PreemptionWatch
 from .recorder import Recorder
 from .signals import PASSED_ON, Signals
 from .slots import visible_devices
@@ -58,6 +59,7 @@ class Supervisor:
     nursery: Nursery | None = None
     keeper: KeeperProcess | None = None
     ward: Ward | None = None
+    preemption: PreemptionWatch | None = None
     generation: int = -1
     world_size: int = 0
     restarts: int = 0
@@ -250,6 +252,8 @@ class Supervisor:
     def close(self) -> None:
         """The run is over: leave nothing behind."""
         self.end()
+        if self.preemption is not None:
+            self.preemption.close()
         if self.ward is not None:
             self.ward.close()
         if self.nursery is not None:
