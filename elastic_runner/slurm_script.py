@@ -15,10 +15,11 @@ _HEAD = """\
 #SBATCH --time={time}
 #SBATCH --signal={signal}@{warning}           # seconds before the time limit: all ranks save and leave (Slurm may send it a minute early)
 #SBATCH --requeue
+#SBATCH --no-kill                      # a node that is lost ends neither the job nor, below, the step
 #SBATCH --open-mode=append             # the lives of the job write into one file
 #SBATCH --output=%x-%j.out
 
-# --no-kill: when a node is lost, goodrun goes on with the others. Where nodes meet, and under which id, goodrun takes from SLURM_*.
+# Where nodes meet, and under which id, goodrun takes from SLURM_*. When one is lost, it goes on with the others.
 srun --no-kill --kill-on-bad-exit=0 \\
     goodrun {nnodes}--nproc-per-node {nproc} --requeue-signal {signal} {command}
 status=$?

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -165,3 +166,18 @@ def test_the_batch_file_is_one(argv, capsys):
     check = "import shlex, sys; from goodrun.elastic_runner.options import parse; parse(shlex.split(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", check, line], check=True, env={k: v for k, v in os.environ.items() if not k.startswith("SLURM_")})
     assert ("--nnodes" in line) is ("#SBATCH --nodes=1\n" not in text)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1500)
+def test_a_real_slurm(tmp_path):
+    """Three nodes on this machine: a job at its time limit is requeued and goes on, and one that loses a node goes on without it."""
+    goodrun = tmp_path / "goodrun"
+    goodrun.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m goodrun "$@"\n')
+    goodrun.chmod(0o755)
+    script = Path(__file__).resolve().parents[2] / "scripts" / "test_slurm"
+    done = subprocess.run([script], env={**os.environ, "GOODRUN": str(goodrun)}, capture_output=True, text=True, check=False)
+    if done.returncode == 77:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert done.stdout.endswith("== all is well\n")
