@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -194,13 +195,17 @@ def _open_record(config: RunConfig) -> tuple[Path, Journal, bool]:
         home = place / "runs"
     if config.run_dir is None and config.log_dir is not None and not runs.can_be_made(home):
         home = config.log_dir / "runs"
-    run_id = config.slurm.record if config.slurm else runs.new_run_id(datetime.now(), random.Random(secrets.randbits(64)))
+    lives_on = config.slurm.record(config.script) if config.slurm else ""
+    run_id = lives_on or runs.new_run_id(datetime.now(), random.Random(secrets.randbits(64)))
     run_dir = (config.run_dir or home / run_id).absolute()
     fresh = not run_dir.exists()
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         journal = Journal(run_dir)
         if not journal.lock():
+            if lives_on and config.run_dir is None:  # the same script a second time in one step
+                journal.close()
+                return _open_record(replace(config, slurm=None))
             raise UsageError(f"another goodrun is keeping its record in {run_dir}; name another folder with --run-dir")
         journal.write(
             RunStarted(

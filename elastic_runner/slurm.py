@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
@@ -45,11 +46,13 @@ class Step:
         """What all launchers of this life of the job agree upon, and no other: the rendezvous' id."""
         return f"slurm-{self.number}.{self.step}.{self.restarts}"
 
-    @property
-    def record(self) -> str:
-        """The name of this node's record: the same in every life of the job, on whatever nodes."""
+    def record(self, script: str) -> str:
+        """The name of this node's record of `script`: the same in every life of the job, on whatever nodes; none for one task of many."""
+        if self.tasks != len(self.nodes):
+            return ""
         step = f"-step{self.step}" if self.step else ""
-        return f"slurm-{self.job}{step}" + (f".node{self.node}" if self.node else "")
+        name = re.sub(r"[^\w.-]", "_", os.path.basename(script).removesuffix(".py"))
+        return f"slurm-{self.job}{step}-{name}" + (f".node{self.node}" if self.node else "")
 
 
 def step_of(env: Mapping[str, str]) -> Step | None:

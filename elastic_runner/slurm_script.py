@@ -42,6 +42,8 @@ def slurm_script_main(argv: list[str]) -> int:
     parser.add_argument("--warning", type=int, default=120, metavar="SECONDS", help="how long before the time limit ranks save and leave")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="train.py [arguments]")
     args = parser.parse_args(argv)
+    if not 1 <= args.min_nodes <= args.nodes:
+        parser.error(f"--min-nodes {args.min_nodes} must be between 1 and --nodes {args.nodes}")
     print(script(args), end="")
     return 0
 

@@ -129,7 +129,7 @@ def test_a_task_for_each_rank_is_refused():
 
 
 def test_the_command_line_takes_them_up(tmp_path, monkeypatch):
-    """Parsing under Slurm's variables; the record's name is the same in every life of the job."""
+    """Parsing under Slurm's variables."""
     for name in [n for n in os.environ if n.startswith(("PET_", "SLURM_"))]:
         monkeypatch.delenv(name)
     for name, value in {**ENV, "SLURM_STEP_NODELIST": "localhost,ip6-localhost", "SLURM_STEP_NUM_TASKS": "2"}.items():
@@ -138,7 +138,22 @@ def test_the_command_line_takes_them_up(tmp_path, monkeypatch):
     (tmp_path / "train.py").touch()
     args, config = parse(["--requeue-signal", "USR1", str(tmp_path / "train.py")])
     assert (args.nnodes, args.rdzv_endpoint, config.max_nodes) == ("2", "localhost:22345", 2)
-    assert (config.slurm.record, config.requeue_signal) == ("slurm-12345.node1", "SIGUSR1")
+    assert config.requeue_signal == "SIGUSR1"
+
+
+@pytest.mark.parametrize(
+    ("change", "script", "name"),
+    [
+        ({"node": 0}, "/a/train.py", "slurm-12345-train"),
+        ({"node": 0, "restarts": 3}, "train.py", "slurm-12345-train"),
+        ({}, "my train.py", "slurm-12345-my_train.node1"),
+        ({"node": 0, "job": "12300_4", "step": 2}, "pkg.train", "slurm-12300_4-step2-pkg.train"),
+        ({"tasks": 8}, "train.py", ""),
+    ],
+)
+def test_the_lives_of_a_job_share_a_record(change, script, name):
+    """By its number, its step, its script and the node's place in it; tasks that know nothing of each other have records of their own."""
+    assert Step(**{**vars(THREE), **change}).record(script) == name
 
 
 def test_the_warning_saves_leaves_and_asks_for_another_start(job, living):
@@ -155,7 +170,7 @@ def test_the_warning_saves_leaves_and_asks_for_another_start(job, living):
     assert (ended.outcome, ended.status, ended.reason) == ("stopped", 75, "stopped by SIGUSR1: to be started again")
 
 
-@pytest.mark.parametrize("argv", [[], ["--nodes", "1", "--gpus-per-node", "0", "train.py", "--lr", "1 2"], ["--min-nodes", "3"]])
+@pytest.mark.parametrize("argv", [[], ["--nodes=1", "--gpus-per-node=0", "train.py", "--lr", "1 2"], ["--nodes=9", "--min-nodes=3"]])
 def test_the_batch_file_is_one(argv, capsys):
     """bash reads it, and what is asked of Slurm and of goodrun fit each other: goodrun takes the command line as it stands."""
     assert SUBCOMMANDS["slurm-script"](argv) == 0
@@ -166,6 +181,27 @@ def test_the_batch_file_is_one(argv, capsys):
     check = "import shlex, sys; from goodrun.elastic_runner.options import parse; parse(shlex.split(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", check, line], check=True, env={k: v for k, v in os.environ.items() if not k.startswith("SLURM_")})
     assert ("--nnodes" in line) is ("#SBATCH --nodes=1\n" not in text)
+
+
+def test_two_lives_are_one_history_and_two_at_once_are_two(job, tmp_path):
+    """Under Slurm's variables, a second start goes on in the record of the first; one beside it has a record of its own."""
+    one = {**ENV, "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "0"}
+    command = ("-m", "goodrun", "--no-python", "sh", "-c", "touch up; while [ -e wait ]; do sleep 0.01; done")
+    env = {**one, "GOODRUN_HOME": str(tmp_path / "home")}
+    job(*command, env=env, launcher=sys.executable).ok()
+    first = job(*command, env=env, launcher=sys.executable, name="first")
+    runs = tmp_path / "home" / "runs"
+    assert [p.name for p in runs.iterdir()] == ["slurm-12345-sh"]
+    first.ok()
+    assert (runs / "slurm-12345-sh" / "events.jsonl").read_text().count('"run_started"') == 2
+    (tmp_path / "long").mkdir()
+    (tmp_path / "long" / "wait").touch()
+    long = job(*command, env=env, launcher=sys.executable, name="long")
+    long.until(lambda: (long.where / "up").exists())
+    job(*command, env=env, launcher=sys.executable, name="beside").ok()
+    (tmp_path / "long" / "wait").unlink()
+    long.ok()
+    assert len(list(runs.iterdir())) == 2
 
 
 @pytest.mark.exhaustive
