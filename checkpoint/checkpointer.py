@@ -18,7 +18,7 @@ from .cadence import Cadence, interval_of
 from .codec import Encoder, Place, Tree
 from .entries import Model, entries_of
 from .errors import CheckpointError, CheckpointMismatch
-from .leaving import Leaving
+from .leaving import Alone, Leaving, OnPage, OnStore
 from .pending import PendingSave
 from .restoring import Loaded, Wanted
 from .retention import Keep
@@ -76,7 +76,8 @@ class Checkpointer:
         self._store = Store(directory, keep=keep, when_busy=when_busy)
         self._prepared = False
         ranks = self._store.ranks
-        self._leaving = Leaving(leader=ranks.rank == min(ranks.local), alone=ranks.size == 1)
+        one_node = ranks.size == len(ranks.local)  # then the keeper sends a page to agree on
+        self._leaving = Leaving(Alone() if ranks.size == 1 else None if one_node else OnStore(ranks.own_store(), ranks.rank, ranks.size))
         self._timing = Timing(ranks)
 
     def restore(self, source: str | os.PathLike[str] | int | None = None, *, strict: bool = True, cast: bool = False) -> int:
@@ -117,7 +118,8 @@ class Checkpointer:
             page.beat(step=n)
         self._store.check()
         if (words := self._store.shared_page()) is not None:
-            self._leaving.share(words)
+            ranks = self._store.ranks
+            self._leaving.share(OnPage(words, leader=ranks.rank == min(ranks.local), alone=ranks.size == 1))
         if self._leaving.due(n):
             self._leave(n)
         if self._cadence.passed(n, time.monotonic()):

@@ -300,7 +300,8 @@ def main(disk: Disk | None = None) -> None:
     parser.add_argument("--bandwidth", type=float, default=0.0, help="MiB per second; 0 is no limit")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds that storage across the network is asked again for one thing")
     args = parser.parse_args()
-    for signum in (signal.SIGINT, signal.SIGHUP):  # meant for the job: what is whole in memory is to be written all the same
+    # meant for the job (a scheduler sends them to every process of it): what is whole in memory is to be written all the same
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     listener = listen(args.name)
     if listener is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from collections.abc import Callable
@@ -19,6 +20,7 @@ T = TypeVar("T")
 
 # Ranks may reach a collective this far apart: one may still be writing its shard to slow storage.
 _PATIENCE = timedelta(minutes=30)
+_numbers = itertools.count()
 
 
 class Ranks:
@@ -32,6 +34,7 @@ class Ranks:
             # On the training's own group a save in the background would dead-lock against a barrier of the script.
             self.group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=_PATIENCE))
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._number = next(_numbers)
         here = node_name()
         self.local: tuple[int, ...] = tuple(r for r, there in enumerate(self.gather(here)) if there == here)
         """The ranks of this node, which share a keeper."""
@@ -44,6 +47,10 @@ class Ranks:
     def _check_alive(self) -> None:
         if not dist.is_initialized():
             raise CheckpointError("the process group was destroyed while a checkpoint was being written: close the checkpointer first")
+
+    def own_store(self) -> dist.Store:
+        """A part of the store through which the ranks have met that nobody else uses."""
+        return dist.PrefixStore(f"goodrun/{self._number}", dist.distributed_c10d._get_default_store())
 
     def gather(self, mine: T) -> list[T]:
         """What every rank gave, by rank, on every rank."""

@@ -73,6 +73,16 @@ class ElasticSampler(Sampler[list[int]]):
         return self._position
 
     @property
+    def global_batch(self) -> int:
+        """Samples per step over all ranks."""
+        return self._global_batch
+
+    @property
+    def epoch_length(self) -> int:
+        """Batches of a whole epoch."""
+        return self._batches_in(self._length)
+
+    @property
     def weight(self) -> float:
         """What this rank's mean loss counts for in the batch being trained on (the first one not consumed yet): 1.0 in an even split."""
         whole = self._size_at(self._position)
@@ -92,8 +102,10 @@ class ElasticSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Batches left in this epoch."""
-        left = self._length - self._position
-        return left // self._global_batch if self._drop_last else -(-left // self._global_batch)
+        return self._batches_in(self._length - self._position)
+
+    def _batches_in(self, samples: int) -> int:
+        return samples // self._global_batch if self._drop_last else -(-samples // self._global_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's part of each batch from the position on to the end of the epoch."""

@@ -26,6 +26,8 @@ from .. import progress
 from ..progress import Mark, Page, Phase
 
 STACK_FILE_VARIABLE = "GOODRUN_STACK_FILE"
+REQUEUE_VARIABLE = "GOODRUN_REQUEUE_SIGNAL"
+"""The signal that is meant for the launcher alone, though a scheduler may send it to every process of the job."""
 MODULES_FILE_VARIABLE = "GOODRUN_MODULES_FILE"
 """Where rank 0 lists, after its first step, what the script has imported (`--preload auto`)."""
 STACK_SIGNAL = signal.SIGRTMAX - 3
@@ -44,6 +46,8 @@ def instrument() -> None:
     if stacks:
         fd = os.open(stacks, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         faulthandler.register(STACK_SIGNAL, file=fd, all_threads=False)
+    if ours := os.environ.pop(REQUEUE_VARIABLE, ""):
+        signal.signal(getattr(signal, ours), signal.SIG_IGN)
     _arm_chaos(page)
     _list_modules(os.environ.pop(MODULES_FILE_VARIABLE, ""))
     _report_exceptions()

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,6 +115,7 @@ def _launch(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
     from . import ending, runs, surroundings
+    from .preemption import PreemptionWatch
 
     signals.raises = lambda signum: SignalException(f"stopped by {signal.Signals(signum).name}", signal.Signals(signum))
     home, journal, fresh = _open_record(config)
@@ -143,6 +145,9 @@ def _launch(
     if args.log_dir is None:
         args.log_dir = str(run_dir / "logs")
     status = 1
+    if config.preemption_at:
+        supervisor.preemption = PreemptionWatch(config.preemption_at, say)
+        supervisor.preemption.start()
     try:
         record(_run)(args, config, supervisor, signals)  # for a launcher that is itself somebody's worker
         status = ending.succeeded(supervisor)
@@ -169,7 +174,7 @@ def _run(args: Any, config: RunConfig, supervisor: Supervisor, signals: Signals)
     from . import agent, alone, seams
 
     alone.instead_of_meeting(args, config.max_nodes)
-    known = [s for s in config.stop_signals if hasattr(signal, s)]
+    known = [s for s in (*config.stop_signals, config.requeue_signal) if hasattr(signal, s)]
     signals.install(tuple(int(getattr(signal, s)) for s in known))
     if "LOGLEVEL" not in os.environ:  # torch's agent announces what we say ourselves
         logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
@@ -198,13 +203,17 @@ def _open_record(config: RunConfig) -> tuple[Path, Journal, bool]:
         home = place / "runs"
     if config.run_dir is None and config.log_dir is not None and not runs.can_be_made(home):
         home = config.log_dir / "runs"
-    run_id = runs.new_run_id(datetime.now(), random.Random(secrets.randbits(64)))
+    lives_on = config.slurm.record(config.script) if config.slurm else ""
+    run_id = lives_on or runs.new_run_id(datetime.now(), random.Random(secrets.randbits(64)))
     run_dir = (config.run_dir or home / run_id).absolute()
     fresh = not run_dir.exists()
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         journal = Journal(run_dir)
         if not journal.lock():
+            if lives_on and config.run_dir is None:  # the same script a second time in one step
+                journal.close()
+                return _open_record(replace(config, slurm=None))
             raise UsageError(f"another goodrun is keeping its record in {run_dir}; name another folder with --run-dir")
         journal.write(
             RunStarted(
@@ -234,6 +243,7 @@ def _open_record(config: RunConfig) -> tuple[Path, Journal, bool]:
 def _supervisor(config: RunConfig, journal: Journal, signals: Signals, nursery: Nursery) -> Supervisor:
     from ..checkpoint.wire import RESTORE_VARIABLE
     from ..fault_injection.device_faults import harm
+    from .bootstrap import REQUEUE_VARIABLE
     from .devices.opening import open_ward, simulate
     from .keeper import KeeperProcess
     from .recorder import Recorder
@@ -257,6 +267,8 @@ def _supervisor(config: RunConfig, journal: Journal, signals: Signals, nursery: 
     keeper = KeeperProcess(recorder.notice, recorder.note, config.keeper_bandwidth, config.storage_patience_s)
     keeper.start()
     env |= keeper.environment
+    if config.requeue_signal:
+        env[REQUEUE_VARIABLE] = config.requeue_signal
     if config.restore_from:
         env[RESTORE_VARIABLE] = config.restore_from
     supervisor = Supervisor(

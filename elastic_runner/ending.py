@@ -14,6 +14,8 @@ from .surroundings import why_shared_memory
 _SHOW_LINES = 12
 NODE_UNFIT = 69
 """The exit status where no device of this node is to be used (sysexits' EX_UNAVAILABLE): do not start the job here again."""
+START_AGAIN = 75
+"""The exit status of a job that was asked to leave because its time or its machine runs out (sysexits' EX_TEMPFAIL): start it again."""
 
 
 def succeeded(sup: Supervisor) -> int:
@@ -44,15 +46,22 @@ def failed(sup: Supervisor, error: Exception) -> int:
     sup.say(f"FAILED: {broken.cause} ({broken.where}, pid {broken.pid}): {reason}{more}")
     status = NODE_UNFIT if broken.failure.kind in (Kind.NODE_SICK, Kind.SLOT_LOST) else 1
     _end(sup, "failed", status, f"{broken.cause}: {reason}")
+    if status == NODE_UNFIT and (step := sup.config.slurm) is not None:
+        node = step.nodes[step.node]
+        sup.say(f"to keep job {step.job} off this node: scontrol update JobId={step.number} ExcNodeList={node}, or sbatch --exclude={node}")
     return status
 
 
 def stopped(sup: Supervisor, signum: int, waits_for: str | None) -> int:
     """A signal ended the run."""
     text = f"stopped by {signal_name(signum)}" + (f" while waiting for {waits_for}" if waits_for else "")
+    status = 128 + signum
+    notice = sup.preemption.notice if sup.preemption is not None else ""
+    if notice or signal_name(signum) == sup.config.requeue_signal:
+        text, status = f"{notice or text}: to be started again", START_AGAIN
     sup.say(text)
-    _end(sup, "stopped", 128 + signum, text)
-    return 128 + signum
+    _end(sup, "stopped", status, text)
+    return status
 
 
 def broken_launch(sup: Supervisor, args: Any, error: Exception) -> int:

@@ -21,7 +21,9 @@ from .devices.health_policy import load as load_health_policy
 from .errors import UsageError
 from .nursery import why_cold
 from .policy import Budgets, Slots
+from .preemption import ADDRESS, ADDRESS_VARIABLE
 from .slots import first_slots
+from .slurm import Step, address_of, options_for, step_of
 
 DEFAULT_SHUTDOWN_S = 30
 UNCAPPED = 9999
@@ -63,6 +65,11 @@ class RunConfig:
     max_nodes: int = 1
     local_addr: str | None = None
     stop_signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    requeue_signal: str = ""
+    """The signal upon which all ranks save and leave, with the status that says: start the job again."""
+    slurm: Step | None = None
+    preemption_at: str = ""
+    """Where the cloud's metadata service is asked for notices; empty: it is not."""
     metrics_at: tuple[str, int] | None = None
     """Host and port at which Prometheus may ask."""
     on_event: str = ""
@@ -123,6 +130,8 @@ def build_parser() -> _Parser:
     g.add_argument("--storage-patience", type=float, default=60.0, metavar="SECONDS", help="ask an object store again for so long (60)")
     g.add_argument("--restore-from", default="", metavar="STEP|PATH", help="begin from this checkpoint instead of the newest one")
     g.add_argument("--no-status", action="store_true", help="no line at the bottom of the terminal that says how the run stands")
+    g.add_argument("--requeue-signal", choices=["USR1", "USR2"], default="", help="on it all ranks save and leave (status 75)")
+    g.add_argument("--watch-preemption", action="store_true", help="save and leave when AWS, GCP or Azure takes the machine away")
     g.add_argument("--metrics-port", metavar="[HOST:]PORT", help="serve Prometheus metrics there (HOST: 127.0.0.1; PORT 0: any)")
     g.add_argument("--on-event", default="", metavar="CMD", help="run a shell command for each event, which it gets as JSON on stdin")
     g.add_argument("--tensorboard", default="", metavar="DIR", help="write step times, waits, goodput as scalars for TensorBoard there")
@@ -191,6 +200,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     apply_config_file(parser, head)
     args = parser.parse_args([*head, "--", script])
     args.training_script_args = tail
+    slurm = step_of(os.environ)
+    if slurm is not None:
+        vars(args).update(options_for(slurm, vars(args), address_of))
     _check_script(args)
     _check_logs(args)
     _check_rendezvous(args)
@@ -233,6 +245,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
         max_nodes=max_nodes,
         local_addr=args.local_addr,
         stop_signals=tuple(s.strip() for s in args.signals_to_handle.split(",") if s.strip()),
+        requeue_signal=f"SIG{args.requeue_signal}" if args.requeue_signal else "",
+        slurm=slurm,
+        preemption_at=os.environ.get(ADDRESS_VARIABLE, ADDRESS) if args.watch_preemption else "",
         metrics_at=_metrics_at(args.metrics_port),
         on_event=args.on_event,
         tensorboard=args.tensorboard,

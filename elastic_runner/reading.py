@@ -16,6 +16,7 @@ from ..checkpoint.errors import CheckpointError
 from .history import History, fold
 from .journal import FILE_NAME, read_events
 from .runs import RunNotFound, RunSummary, find_run, list_runs, runs_home, summarize
+from .slurm_script import slurm_script_main
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -167,6 +168,7 @@ SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
     "plan": plan_main,
     "report": report_main,
     "runs": runs_main,
+    "slurm-script": slurm_script_main,
     "top": top_main,
 }
 

@@ -11,6 +11,7 @@ import array
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -52,6 +53,8 @@ def send_go(channel: socket.socket, env: Mapping[str, str], page: int, out: int 
 def serve(parent: int) -> None:
     """Import, say what came of it, and fork on request; returns in a standby that was told which rank it is, and nowhere else."""
     try:
+        # schedulers send these to every process of a job; they mean something to ranks alone
+        before = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGUSR1, signal.SIGUSR2)}
         template = socket.socket(fileno=int(os.environ.pop(VARIABLE)))
         wrong = _import_all(os.environ.pop(PRELOAD_VARIABLE, "").split(",")) or _unfit()
         template.sendall(json.dumps(wrong).encode())
@@ -63,6 +66,8 @@ def serve(parent: int) -> None:
             if forked is not None:
                 template.close()
                 _stand_by(*forked, parent)
+                for s, action in before.items():
+                    signal.signal(s, action)
                 return
     except BaseException:  # whatever happened: without its rank this process must never reach the script
         os._exit(1)

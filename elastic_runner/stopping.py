@@ -86,7 +86,7 @@ class Stopper:
                 if signum in (signal.SIGINT, signal.SIGQUIT):
                     self.say(f"{signal_name(signum)} while ranks are being stopped: killing them now")
                     break
-            if signum is not None and signum in PASSED_ON:
+            elif signum is not None and signum in PASSED_ON:
                 context.ask(signum)
             if time.monotonic() >= until_t:
                 break

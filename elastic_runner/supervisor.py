@@ -20,6 +20,7 @@ from .keeper import KeeperProcess
 from .nursery import Nursery
 from .options import RunConfig
 from .policy import Action, Do, Failure, Kind, Slots, decide, grow
+from .preemption import PreemptionWatch
 from .recorder import Recorder
 from .signals import PASSED_ON, Signals
 from .slots import visible_devices
@@ -58,6 +59,7 @@ class Supervisor:
     nursery: Nursery | None = None
     keeper: KeeperProcess | None = None
     ward: Ward | None = None
+    preemption: PreemptionWatch | None = None
     generation: int = -1
     world_size: int = 0
     restarts: int = 0
@@ -225,19 +227,20 @@ class Supervisor:
         assert self.attempt is not None
         if signum in self.signals.stops:
             self._stop(self.attempt, signum, ask=True)
-        if signum in PASSED_ON:
+        elif signum in PASSED_ON:
             self.passed_on.add(signum)
             self.recorder.notice(f"passed {signal_name(signum)} on to every rank")
             self.attempt.context.ask(signum)
 
     def _stop(self, attempt: Attempt, signum: int, *, ask: bool) -> None:
         grace = self.config.shutdown_timeout_s
+        asked = signal.SIGTERM if signal_name(signum) == self.config.requeue_signal else signum  # it is SIGTERM that ranks save upon
         if ask:
             ranks = len(attempt.ranks)
             self.say(f"{signal_name(signum)}: asked {ranks} ranks to stop; they have {grace} s (a second Ctrl-C kills them now)")
         before = attempt.pages()
         self.recorder.progress(before)
-        self.stopper.stop(attempt, signum, grace, "signal", ask=ask)
+        self.stopper.stop(attempt, asked, grace, "signal", ask=ask)
         self.recorder.way_out(before, self.stopper.last_pages)
         raise self.signals.raises(signum)  # torch leaves the rendezvous open for the other nodes when this passes through it
 
@@ -249,6 +252,8 @@ class Supervisor:
     def close(self) -> None:
         """The run is over: leave nothing behind."""
         self.end()
+        if self.preemption is not None:
+            self.preemption.close()
         if self.ward is not None:
             self.ward.close()
         if self.nursery is not None:

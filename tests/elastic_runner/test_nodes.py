@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 
+from goodrun.checkpoint.catalogue import found_in
 from goodrun.elastic_runner.events import AttemptStarted, FirstStep, WorkersSpawned
 
 
@@ -49,3 +50,19 @@ def test_a_late_node_is_taken_in(job):
     for j in (a, b):
         j.proc.send_signal(signal.SIGTERM)
     assert {a.wait(60), b.wait(60)} <= {143}
+
+
+def test_ranks_on_two_nodes_leave_with_the_same_step(job, tmp_path):
+    """SIGTERM to one of two launchers: the ranks of both agree on a step, save it together, and both launchers say so."""
+    port = free_port()
+    a, b = (node(job, name, port, 2, "train.py", 100_000, TEST_CHECKPOINTS=str(tmp_path / "shared")) for name in "ab")
+    # a rank listens from the end of its first step on
+    a.until(lambda: all(sum((j.where / n).read_text().count("\n") for n in j.marks("samples.*")) > 2 for j in (a, b)), 60)
+    a.proc.terminate()
+    assert (a.wait(60), b.wait(60)) == (143, 143)
+    newest = found_in(tmp_path / "shared")[0]
+    assert newest.fault is None and newest.manifest.world_size == 2
+    for j in (a, b):
+        assert f"goodrun: step {newest.step} was saved on the way out" in j.err
+        [samples] = j.marks("samples.*")
+        assert int((j.where / samples).read_text().splitlines()[-1].split()[0]) == newest.step

@@ -33,8 +33,8 @@ sampler = ElasticSampler(len(data), global_batch=12, seed=3)
 loader = DataLoader(range(len(data)), batch_sampler=sampler, generator=torch.Generator())
 model(data[:1]).sum().backward()  # DDP orders its buckets anew after the first backward
 optimizer.zero_grad()
-where = os.environ.get("TEST_CHECKPOINTS", here / "checkpoints")
-checkpoints = Checkpointer(where, every=5, model=model, optimizer=optimizer, sampler=sampler)
+place = Path(os.environ.get("TEST_CHECKPOINTS", here / "checkpoints"))
+checkpoints = Checkpointer(place, every=5, model=model, optimizer=optimizer, sampler=sampler)
 step = checkpoints.restore()
 log = open(here / f"samples.l{life}.g{generation:03d}.r{rank}", "a")  # noqa: SIM115
 

@@ -1,0 +1,1 @@
+"""The Checkpointer inside other people's training loops: Hugging Face's Trainer and Lightning's."""

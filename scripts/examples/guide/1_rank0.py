@@ -1,0 +1,48 @@
+"""Where most scripts begin: DDP, and torch.save on rank 0."""
+
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+STEPS = 60
+
+dist.init_process_group("gloo")  # "nccl" on GPUs
+torch.manual_seed(0)
+x = torch.rand(1000, 8)
+data = TensorDataset(x, x.prod(dim=1, keepdim=True))
+model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 1))
+model = DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=16, sampler=sampler)
+
+step = 0
+if os.path.exists("model.pt"):
+    saved = torch.load("model.pt")
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    step = saved["step"]
+
+while step < STEPS:
+    sampler.set_epoch(step // len(loader))
+    for inputs, targets in loader:
+        loss = F.mse_loss(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        step += 1
+        if step % 10 == 0:
+            if dist.get_rank() == 0:
+                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, "model.tmp")
+                os.replace("model.tmp", "model.pt")
+            dist.barrier()
+        if step == STEPS:
+            break
+
+print(f"rank {dist.get_rank()}: step {step}, loss {loss.item():.4f}")
+dist.destroy_process_group()
