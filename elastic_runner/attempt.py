@@ -141,12 +141,20 @@ class Attempt:
             r.held = memory.resident(r.pid) or r.held
         return self._look() or self._left() or Tick()
 
-    def _death(self) -> Broken:
+    def _first(self) -> Rank:
         """Who was first: a rank that something killed brings its peers down with exceptions, hardly ever the other way round."""
         for r in self.ranks:
             r.look()
         dead = [r for r in self.ranks if r.code]
         first = min(dead, key=lambda r: ((r.code or 0) >= 0, r.ended_t))
+        if (first.code or 0) < 0 or not _lost_connection(first):
+            return first
+        # one that raises has said so before its connections close, and may take longer to end than a peer that misses it
+        raised = [r for r in self.ranks if r.code != 0 and _exception(r)[0] and not _lost_connection(r)]
+        return min(raised, key=lambda r: (r.code is None, r.ended_t), default=first)
+
+    def _death(self) -> Broken:
+        first = self._first()
         page, code = first.page.read(), first.code or 0
         message, log = _exception(first)
         if code < 0:
@@ -158,10 +166,11 @@ class Attempt:
                 cause += f" ({memory.verdict(first.held, memory.limit(self._group), for_memory)})"
         else:
             cause = f"rank {first.rank} {'raised ' + message.splitlines()[0] if message else f'exited with status {code}'}"
-            kind = Kind.CONNECTION if _CONNECTION_LOST.search(message.partition("\n")[0]) else Kind.EXCEPTION
+            kind = Kind.CONNECTION if _lost_connection(first) else Kind.EXCEPTION
             if kind is Kind.CONNECTION and (over := self._training_is_over()):
                 kind, cause = Kind.TEARDOWN, f"{over}, then {cause}"
-        return Broken(failure=self._failure(first, page, kind, message), cause=cause, log=log, fault_t=first.ended_t, pid=first.pid)
+        fault_t = first.ended_t or time.monotonic()
+        return Broken(failure=self._failure(first, page, kind, message), cause=cause, log=log, fault_t=fault_t, pid=first.pid)
 
     def device_to_blame(self, slot: int, kind: Kind, cause: str) -> Broken:
         """A failure of the device of `slot`, whatever its rank itself shows; that rank is not expected to answer any more."""
@@ -262,6 +271,11 @@ def signal_name(signum: int) -> str:
         return signal.Signals(signum).name
     except ValueError:
         return f"signal {signum}"
+
+
+def _lost_connection(r: Rank) -> bool:
+    """Whether the exception that a rank left behind only says that a peer is gone."""
+    return bool(_CONNECTION_LOST.search(_exception(r)[0].partition("\n")[0]))
 
 
 def _exception(r: Rank) -> tuple[str, str]:
