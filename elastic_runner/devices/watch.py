@@ -32,6 +32,11 @@ class DeviceWatch:
         self._xid_t: dict[tuple[str, int], float] = {}
         self._waiting: list[Verdict] = []
 
+    @property
+    def pid(self) -> int:
+        """The prober's process id; 0 while there is none."""
+        return self._prober.pid
+
     def devices(self, within_s: float) -> tuple[Device, ...] | None:
         """The devices that there are, waiting so long for the prober's first word; None if it cannot say."""
         end = self._clock() + within_s
@@ -47,6 +52,7 @@ class DeviceWatch:
         """Ask about these devices from now on; a device that was set aside is not asked about, for its driver may hang."""
         if tuple(uuids) != self._prober.uuids:
             self._prober.ask_about(uuids)
+            self.reports.clear()  # the next prober hears of XIDs only once it has listened to each device itself
         for uuid in [u for u in self._first if u not in uuids]:  # if it comes back it begins anew: a reset sets its counters to zero
             del self._first[uuid]
             self._standing.pop(uuid, None)
@@ -66,6 +72,7 @@ class DeviceWatch:
     def _heard(self, heard: Found | Report | Xid | Trouble, *, alone: bool = False) -> list[Verdict]:
         if isinstance(heard, Trouble):
             self._say(heard.text)
+            self.reports.clear()  # likewise
         elif isinstance(heard, Found):
             self._found = self._found or heard.devices
         elif isinstance(heard, Xid):
