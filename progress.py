@@ -127,6 +127,8 @@ class Page:
         self._words = memoryview(self._map)[:_TEXT_OFFSET].cast("q")
         self.after_step: Callable[[int], None] | None = None
         """Called in the rank after each step it finished, with the step's number; chaos plans hang here."""
+        self.on_phase: Callable[[Phase], None] | None = None
+        """Called in the rank when it has entered a phase; likewise."""
 
     @classmethod
     def create(cls) -> tuple[Page, int]:
@@ -161,12 +163,15 @@ class Page:
             w[_Word.EXPLICIT] = 1
             if fresh:
                 self._stepped(step, now)
-        if phase is not None and phase != w[_Word.PHASE]:
-            self._enter(phase, now)
+        entered = phase if phase is not None and phase != w[_Word.PHASE] else None
+        if entered is not None:
+            self._enter(entered, now)
         w[_Word.TIME] = now
         w[_Word.SEQ] += 1
         if fresh and self.after_step is not None:
             self.after_step(w[_Word.STEP])
+        if entered is not None and self.on_phase is not None:
+            self.on_phase(entered)
 
     def optimizer_stepped(self) -> None:
         """One optimizer step is done: counts steps until the script names them itself with `beat(step=…)`.

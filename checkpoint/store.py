@@ -20,6 +20,7 @@ from .manifest import INDEX_FILE
 from .pending import PendingSave
 from .planning import capture
 from .ranks import Ranks
+from .rehearsal import placed
 from .restoring import Loaded, Offer, Wanted, in_memory, read, settle, stored
 from .retention import Keep
 from .saving import WHEN_BUSY, Saver
@@ -35,7 +36,7 @@ class Store:
         if when_busy not in WHEN_BUSY:
             raise ValueError(f"when_busy={when_busy!r}: it is one of {', '.join(WHEN_BUSY)}")
         keep = keep if isinstance(keep, Keep) else Keep(last=keep)
-        self.directory = Path(directory)
+        self.directory = placed(directory)
         self.ranks = Ranks()
         self.ranks.from_first(lambda: catalogue.check_directory(self.directory))
         token, self._given = own_token()

@@ -79,7 +79,7 @@ def _arm_chaos(page: Page) -> None:
     if "GOODRUN_CHAOS" in os.environ:
         from ..fault_injection import injectors
 
-        page.after_step = injectors.arm(os.environ, page).after_step
+        injectors.arm(os.environ, page)
 
 
 def _report_exceptions() -> None:
@@ -87,6 +87,8 @@ def _report_exceptions() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> None:
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a loader's handler raises wherever the main thread is, here too
         path = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if path and not os.path.exists(path):
             stack = "".join(traceback.format_exception(kind, value, tb))
@@ -208,6 +210,8 @@ def _hook_init(module: Any) -> None:
     @functools.wraps(init)
     def marked(*args: Any, **kwargs: Any) -> Any:
         _reached(Mark.INIT_BEGIN)
+        if (page := progress.page()) is not None and page.on_phase is not None:
+            page.on_phase(Phase.START)
         result = init(*args, **kwargs)
         _reached(Mark.INIT_END)
         return result

@@ -6,9 +6,10 @@ import os
 import secrets
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from .. import progress
 from ..checkpoint.link import keeper_command
 from ..checkpoint.wire import ADDRESS_VARIABLE
 
@@ -25,6 +26,11 @@ class KeeperProcess:
     bandwidth: float = 0.0
     """MiB per second that it may write; 0 is no limit."""
     name: str = field(default_factory=lambda: secrets.token_hex(12))
+    chaos: Callable[[], Mapping[str, str]] = dict
+    """What the next keeper needs to know of the faults that it has to do to its storage; empty for a keeper without any."""
+    chaos_page: progress.Page | None = None
+    """On which a keeper with faults tells those that have fired; it outlives every keeper."""
+    _page_fd: int = -1
     _process: subprocess.Popen[bytes] | None = None
     _life: int = -1
     _deaths: int = 0
@@ -32,10 +38,17 @@ class KeeperProcess:
     def start(self) -> None:
         """Start it; ranks find it by its name."""
         ours, self._life = os.pipe()
-        command = keeper_command(self.name, "--parent", str(ours), "--bandwidth", str(self.bandwidth))
+        options = ("--parent", str(ours), "--bandwidth", str(self.bandwidth))
+        command, env, fds = keeper_command(self.name, *options), dict(os.environ), [ours]
+        if faults := self.chaos():
+            if self.chaos_page is None:
+                self.chaos_page, self._page_fd = progress.Page.create()
+            command = keeper_command(self.name, *options, module="goodrun.elastic_runner.faulty_keeper")
+            env |= {**faults, progress.PAGE_FD_VARIABLE: str(self._page_fd)}
+            fds.append(self._page_fd)
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True, pass_fds=[ours], cwd="/"
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True, pass_fds=fds, cwd="/", env=env
             )
         finally:
             os.close(ours)

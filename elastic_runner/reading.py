@@ -137,6 +137,13 @@ def checkpoints_main(argv: list[str]) -> int:
     return answered("checkpoints", answer) or int(damaged)
 
 
+def verdict_main(argv: list[str]) -> int:
+    """`goodrun verdict DIR [--json]`: what a rehearsal came to."""
+    from .verdict.command import main
+
+    return main(argv)
+
+
 SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
     "checkpoints": checkpoints_main,
     "chaos": chaos_main,
@@ -147,6 +154,7 @@ SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
     "report": report_main,
     "runs": runs_main,
     "top": top_main,
+    "verdict": verdict_main,
 }
 
 

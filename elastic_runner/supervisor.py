@@ -71,7 +71,14 @@ class Supervisor:
     def __post_init__(self) -> None:
         self.slots = self.config.slots
         self.stopper = Stopper(journal=self.journal, signals=self.signals, say=self.say)
-        self.chaos = Inflicting(plan=self.config.chaos, recorder=self.recorder, ward=self.ward, started_t=self.started_t)
+        self.chaos = Inflicting(
+            plan=self.config.chaos,
+            recorder=self.recorder,
+            ward=self.ward,
+            keeper=self.keeper,
+            nursery=self.nursery,
+            started_t=self.started_t,
+        )
         if self.nursery is not None:
             self.nursery.say = self.recorder.notice
 
@@ -87,7 +94,7 @@ class Supervisor:
 
     def spawn_plan(self) -> Spawn:
         """What the workers of the coming attempt get besides torch's own description."""
-        env = {**self.worker_env, **self.chaos.env(), "GOODRUN_GENERATION": str(self.generation)}
+        env = {**self.worker_env, **self.chaos.env(self.generation), "GOODRUN_GENERATION": str(self.generation)}
         if self.nursery is not None and self.nursery.learns_from is not None:
             env[MODULES_FILE_VARIABLE] = str(self.nursery.learns_from)
         devices = self.ward.visible(self.slots.active) if self.ward is not None else None
@@ -126,7 +133,7 @@ class Supervisor:
             self.recorder.look(attempt)
             if self.keeper is not None:
                 self.keeper.tend()
-            self.chaos.by_time(attempt)
+            self.chaos.tend(attempt, self.generation)
             self._tend_nursery(attempt)
             if isinstance(seen, Finished):
                 self.recorder.progress(attempt.pages())

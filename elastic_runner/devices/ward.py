@@ -41,6 +41,11 @@ class Ward:
         self._restart: tuple[Attempt, float, int, str] | None = None
         self._heard_t = time.monotonic()
 
+    @property
+    def pid(self) -> int:
+        """The prober's process id; 0 while there is none."""
+        return self._watch.pid if self._watch is not None else 0
+
     # -- at the start --------------------------------------------------------------------------------------------------
 
     def admit(self, slots: Slots, devices: tuple[Device, ...]) -> Slots:
