@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from .distrust import marked
 from .errors import CheckpointDamaged, NotACheckpointDirectory
 from .fence import Token
 from .manifest import MANIFEST_FILE, Manifest, read_manifest
@@ -68,6 +69,8 @@ def found_at(path: Path) -> Found:
     match = _NAME.fullmatch(path.name)
     step = int(match[1]) if match else 0
     try:
+        if (why := marked(path)) is not None:
+            raise CheckpointDamaged(f"it is not trusted: {why}")
         manifest = read_manifest(path)
         if match is not None and manifest.step != step:
             raise CheckpointDamaged(f"its manifest is that of step {manifest.step}")

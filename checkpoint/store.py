@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from .. import progress
 from . import catalogue
 from .codec import Place, Tree
+from .distrust import MARK_FILE, distrusts, mark
 from .errors import CheckpointDamaged, CheckpointMismatch
 from .fence import Fence, Token, own_token
 from .leaving import shared_words
@@ -40,6 +42,7 @@ class Store:
         self.ranks = Ranks()
         self.ranks.from_first(lambda: catalogue.check_directory(self.directory))
         token, self._given = own_token()
+        self._distrusts = distrusts()
         self._fence = Fence(self.directory, token, given=self._given)
         self._agreed: Token | None = None
         self._saver = Saver(self.directory, keep, self.ranks, when_busy, self._token)
@@ -126,7 +129,8 @@ class Store:
             if loaded is not None:
                 return loaded
             self._skip(candidate.path.name, fault)
-            damaged += candidate.manifest is not None or (candidate.path / "manifest.json").exists()
+            complete = candidate.manifest is not None or (candidate.path / "manifest.json").exists()
+            damaged += complete and not (candidate.path / MARK_FILE).exists()
         if source is not None:
             raise CheckpointMismatch(f"there is no whole checkpoint {source} in {self.directory} to restore from")
         if damaged:
@@ -134,6 +138,16 @@ class Store:
                 f"none of the {damaged} checkpoints in {self.directory} is whole: move them away to begin from step 0, or restore a copy"
             )
         return None
+
+    def _trusted(self, found: catalogue.Found) -> catalogue.Found:
+        """The same, marked if the launcher has told that it is not to be restored from."""
+        m = found.manifest
+        told = next((d for d in self._distrusts if m is not None and d.covers(m.step, m.started, m.generation)), None)
+        if told is None:
+            return found
+        with suppress(OSError):  # then this run alone knows it
+            mark(found.path, told.why)
+        return catalogue.Found(found.path, found.step, None, f"it is not trusted: {told.why}")
 
     @property
     def _started(self) -> int:
@@ -157,6 +171,8 @@ class Store:
             if self._given and ADDRESS_VARIABLE in os.environ and self.ranks.size == len(self.ranks.local):
                 # Whoever is older must not be able to drop or overwrite what is about to be read.
                 mine = in_memory(line, directory)
+                if mine is not None and any(d.covers(mine.step, mine.started, mine.generation) for d in self._distrusts):
+                    mine = None
             if mine is None:
                 settle(line, directory)
             line.close()
@@ -164,7 +180,7 @@ class Store:
         return mine if mine is not None and all(i == identities[0] for i in identities) else None
 
     def _candidates(self, source: str | os.PathLike[str] | int | None) -> list[catalogue.Found]:
-        found = catalogue.found_in(self.directory)
+        found = [self._trusted(f) for f in catalogue.found_in(self.directory)]
         if source is None:
             return found
         own = [f for f in found if f.manifest is not None and f.manifest.started == self._started]

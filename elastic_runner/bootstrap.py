@@ -38,12 +38,13 @@ _first_step: list[Callable[[], None]] = []
 def instrument() -> None:
     """Beat for the supervisor, dump stacks when it asks, report an uncaught exception to it."""
     page = progress.attach(int(os.environ.pop(progress.PAGE_FD_VARIABLE)))
-    page.mark(Mark.BOOT)
-    page.beat(phase=Phase.START)
     stacks = os.environ.pop(STACK_FILE_VARIABLE, "")
     if stacks:
         fd = os.open(stacks, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # what is left when the interpreter ends: a late question must not kill the rank
         faulthandler.register(STACK_SIGNAL, file=fd, all_threads=False)
+    page.mark(Mark.BOOT)  # from here on it may be asked for its stack
+    page.beat(phase=Phase.START)
     _arm_chaos(page)
     _list_modules(os.environ.pop(MODULES_FILE_VARIABLE, ""))
     _report_exceptions()

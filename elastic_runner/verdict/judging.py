@@ -16,8 +16,8 @@ from .takes import Take
 from .weights import Comparison, compare
 
 JSON_SCHEMA = 1
-_NOISE = 1e-2
-"""How far weights may be apart where the world size was not the same all along: sums of other terms, in another order."""
+_ANOTHER_JOB = 0.5
+"""Weights that far apart, relatively, are not those of the same training, whatever its random numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,8 @@ def _weights(found: Sequence[Comparison], before: Sequence[Event], after: Sequen
     apart = f"{at} they are {worst.apart:.1e} apart, relatively; most in {worst.worst}"
     if len(sizes) == 1:
         return Check(name=name, ok=False, text=f"{apart} (docs/exactness.md has what it takes to be exact)")
-    return Check(name=name, ok=worst.apart <= _NOISE, text=f"{apart} (the world size was not always the same: {_NOISE:g} is borne)")
+    # other sums, and other random numbers (dropout): how far apart the same training may then be nobody can say
+    return Check(name=name, ok=None if worst.apart < _ANOTHER_JOB else False, text=f"{apart} (the world size was not always the same)")
 
 
 def _samples(quiet: Take, hurt: Take) -> Check:
