@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -30,6 +31,7 @@ from .workers import Spawn, WorkerContext
 STARTED_VARIABLE = "GOODRUN_RUN_STARTED"
 """When the run began, in nanoseconds of wall time: with the generation, what checkpoints are fenced by."""
 _TEND_AFTER_S = 5.0
+_NOTE_EVERY_S = 0.1
 
 
 class Outcome(Enum):
@@ -69,6 +71,8 @@ class Supervisor:
     """Decided, not yet performed."""
     passed_on: set[int] = field(default_factory=set)
     distrusted: list[Distrust] = field(default_factory=list)
+    steps_at: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=1200))
+    """Which step was done when, in the last minutes."""
     replaying: tuple[int, int] | None = None
     """The step whose loss was not finite and the slot to blame (-1: nobody knows), until it has been done again."""
 
@@ -83,6 +87,8 @@ class Supervisor:
             nursery=self.nursery,
             started_t=self.started_t,
         )
+        if self.ward is not None:
+            self.ward.tainted = lambda since_t, why: self.distrust(self._step_at(since_t), why)
         if self.nursery is not None:
             self.nursery.say = self.recorder.notice
 
@@ -142,6 +148,7 @@ class Supervisor:
             self.chaos.tend(attempt, self.generation)
             self._tend_nursery(attempt)
             self._look_at_replay(attempt)
+            self._note_step(attempt)
             if isinstance(seen, Finished):
                 self.recorder.progress(attempt.pages())
                 return Outcome.SUCCEEDED
@@ -172,6 +179,15 @@ class Supervisor:
         self.replaying = None
         whose = f"slot {slot} is suspected, and has a strike" if slot >= 0 else "a device is suspected, and nothing says which"
         self.recorder.notice(f"the loss of step {step} is finite now, with the ranks on other devices: {whose}")
+
+    def _note_step(self, attempt: Attempt) -> None:
+        now = time.monotonic()
+        if not self.steps_at or now - self.steps_at[-1][0] >= _NOTE_EVERY_S:
+            self.steps_at.append((now, max((p.step for p in attempt.pages().values()), default=-1)))
+
+    def _step_at(self, t: float) -> int:
+        """The step that the job had done at monotonic second `t`, or a little before."""
+        return max(next((step for at, step in reversed(self.steps_at) if at <= t), self.steps_at[0][1] if self.steps_at else 0), 0)
 
     def _only_watched(self, attempt: Attempt, broken: Broken) -> bool:
         """Detectors in dry run, and a rank that died of a signal we passed on: neither is a failure to act upon."""

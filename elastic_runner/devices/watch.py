@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from .answers import Device, Report, Told
 from .asking import Found, ProberProcess, Trouble, Xid
@@ -29,6 +30,8 @@ class DeviceWatch:
         self._first: dict[str, tuple[float, Report]] = {}
         self._history: dict[str, deque[tuple[float, Finding]]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         self._standing: dict[str, dict[str, Do]] = defaultdict(dict)
+        self._heard_t: dict[str, tuple[float, float]] = {}
+        """When each device's report before the newest came, and the one before that."""
         self._xid_t: dict[tuple[str, int], float] = {}
         self._waiting: list[Verdict] = []
 
@@ -90,13 +93,15 @@ class DeviceWatch:
             self._prober.close()
             return []
         now = self._clock()
+        well_t = self._heard_t.get(report.device, (now, now))[1]
+        self._heard_t[report.device] = now, self._heard_t.get(report.device, (now, now))[0]
         self.reports[report.device] = report
         since, first = self._first.setdefault(report.device, (now, report))
         found = findings(first, report, (now - since) / 60)
         standing = self._standing[report.device]
         for condition in standing.keys() - {f.condition for f in found}:
             del standing[condition]
-        return self._judged(found, alone=alone)
+        return self._judged(found, alone=alone, well_t=well_t)
 
     def _is_new(self, xid: Xid) -> bool:
         """Whether this is no repetition: a driver may write one error dozens of times."""
@@ -104,8 +109,9 @@ class DeviceWatch:
         before, self._xid_t[key] = self._xid_t.get(key), now
         return before is None or now - before >= self._policy.coalesce_s
 
-    def _judged(self, found: Sequence[Finding], *, alone: bool) -> list[Verdict]:
-        return list(self._fresh(found, alone=alone))
+    def _judged(self, found: Sequence[Finding], *, alone: bool, well_t: float | None = None) -> list[Verdict]:
+        """`well_t`: when the device was last known to be well; None for what is told as it happens."""
+        return [replace(v, since_t=self._clock() if well_t is None else well_t) for v in self._fresh(found, alone=alone)]
 
     def _fresh(self, found: Sequence[Finding], *, alone: bool) -> Iterator[Verdict]:
         for finding in found:
