@@ -7,6 +7,7 @@ microsecond and makes no system call but the clock's. Standard library only: thi
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import time
@@ -73,6 +74,8 @@ class _Word(IntEnum):
     SAVE_EVERY = 22
     OWN_NS = 23
     OWN_SINCE = 24
+    FINITE_STEP = 25
+    BAD_STEP = 26
     MARKS = 32  # one word per Mark from here on
 
 
@@ -100,6 +103,10 @@ class Progress:
     workers: int
     """Worker processes of the data loader; -1 if unknown."""
     chaos_fired: int
+    finite_step: int
+    """The newest step whose loss the script gave and was finite; -1 if none."""
+    bad_step: int
+    """The first step whose loss was not; -1 if none."""
     numbered: bool
     """Whether `step` counts over the whole job: the script numbers its steps, or restored one. Else it counts this attempt's."""
     saves_on_stop: bool
@@ -127,6 +134,8 @@ class Page:
         self._words = memoryview(self._map)[:_TEXT_OFFSET].cast("q")
         self.after_step: Callable[[int], None] | None = None
         """Called in the rank after each step it finished, with the step's number; chaos plans hang here."""
+        self.on_phase: Callable[[Phase], None] | None = None
+        """Called in the rank when it has entered a phase; likewise."""
 
     @classmethod
     def create(cls) -> tuple[Page, int]:
@@ -134,7 +143,7 @@ class Page:
         fd = os.memfd_create("goodrun-page")
         os.ftruncate(fd, PAGE_BYTES)
         page = cls(fd)
-        for word in (_Word.STEP, _Word.RESTORED_STEP, _Word.SAVED_STEP, _Word.DURABLE_STEP, _Word.LEFT):
+        for word in (_Word.STEP, _Word.RESTORED_STEP, _Word.SAVED_STEP, _Word.DURABLE_STEP, _Word.LEFT, _Word.FINITE_STEP, _Word.BAD_STEP):
             page._words[word] = -1
         return page, fd
 
@@ -161,12 +170,15 @@ class Page:
             w[_Word.EXPLICIT] = 1
             if fresh:
                 self._stepped(step, now)
-        if phase is not None and phase != w[_Word.PHASE]:
-            self._enter(phase, now)
+        entered = phase if phase is not None and phase != w[_Word.PHASE] else None
+        if entered is not None:
+            self._enter(entered, now)
         w[_Word.TIME] = now
         w[_Word.SEQ] += 1
         if fresh and self.after_step is not None:
             self.after_step(w[_Word.STEP])
+        if entered is not None and self.on_phase is not None:
+            self.on_phase(entered)
 
     def optimizer_stepped(self) -> None:
         """One optimizer step is done: counts steps until the script names them itself with `beat(step=…)`.
@@ -225,6 +237,13 @@ class Page:
     def save_stalled(self, ns: int) -> None:
         """The loop was held up this long by a checkpoint."""
         self._words[_Word.SAVE_STALL_NS] += ns
+
+    def loss(self, step: int, value: float) -> None:
+        """Step `step` had this loss."""
+        if math.isfinite(value):
+            self._words[_Word.FINITE_STEP] = step
+        elif self._words[_Word.BAD_STEP] < 0:
+            self._words[_Word.BAD_STEP] = step
 
     def saved(self, step: int) -> None:
         """A checkpoint of this step was taken (not yet durable)."""
@@ -291,6 +310,8 @@ class Page:
             global_batch=w[_Word.GLOBAL_BATCH],
             workers=w[_Word.WORKERS] - 1,
             chaos_fired=w[_Word.CHAOS_FIRED],
+            finite_step=w[_Word.FINITE_STEP],
+            bad_step=w[_Word.BAD_STEP],
             numbered=bool(w[_Word.EXPLICIT]) or w[_Word.RESTORED_STEP] >= 0,
             saves_on_stop=bool(w[_Word.SAVES_ON_STOP]),
             left_step=w[_Word.LEFT],
@@ -324,13 +345,16 @@ def _detach() -> None:
     _page = None
 
 
-def heartbeat(step: int | None = None, phase: Phase | str | None = None) -> None:
+def heartbeat(step: int | None = None, phase: Phase | str | None = None, loss: float | None = None) -> None:
     """Say that this rank is alive: a no-op outside goodrun.
 
     Steps are noticed by themselves from the optimizer; call this where there is no optimizer, to number steps over the whole job
-    (`step`: the step just finished), or to announce a long stretch (`phase="eval"`), which then has a limit of its own.
+    (`step`: the step just finished), or to announce a long stretch (`phase="eval"`), which then has a limit of its own. A `loss` that is
+    not finite makes goodrun go back to the newest checkpoint before the numbers went bad.
     """
     if _page is not None:
+        if loss is not None:
+            _page.loss(_page.step if step is None else step, float(loss))
         _page.beat(step, Phase[phase.upper()] if isinstance(phase, str) else phase)
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .distrust import distrusted
 from .errors import CheckpointDamaged, NotACheckpointDirectory
 from .fence import Token
 from .manifest import MANIFEST_FILE, Manifest, read_manifest
@@ -32,7 +33,14 @@ class Found:
     step: int
 
     @cached_property
+    def distrusted(self) -> str | None:
+        """Why it is not to be restored from, whole as it may be."""
+        return distrusted(self.path)
+
+    @cached_property
     def _read(self) -> Manifest | str:
+        if self.distrusted is not None:
+            return f"it is not trusted: {self.distrusted}"
         try:
             manifest = read_manifest(self.path)
         except CheckpointDamaged as e:

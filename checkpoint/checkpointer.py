@@ -110,12 +110,17 @@ class Checkpointer:
             self._store.tell_skipped(loaded)
         return loaded.step
 
-    def step(self, n: int) -> None:
-        """Say that step `n` is done: samplers among the state move on by one batch, and a checkpoint is saved when one is due."""
+    def step(self, n: int, *, loss: float | None = None) -> None:
+        """Say that step `n` is done: samplers among the state move on by one batch, and a checkpoint is saved when one is due.
+
+        `loss`: if it is not finite, goodrun goes back to the newest checkpoint before the numbers went bad.
+        """
         for consumer in self._consumers:
             consumer.consumed()
         if (page := progress.page()) is not None:
             page.beat(step=n)
+            if loss is not None:
+                page.loss(n, loss)
         self._store.check()
         if (words := self._store.shared_page()) is not None:
             ranks = self._store.ranks

@@ -173,9 +173,9 @@ class Link:
         self._known = False
 
 
-def keeper_command(name: str, *options: str) -> list[str]:
-    """The words that start a keeper: no site packages, no environment of the job's, no torch."""
-    code = "import sys; sys.path.append(sys.argv.pop(1)); from goodrun.checkpoint.keeper import main; main()"
+def keeper_command(name: str, *options: str, module: str = "goodrun.checkpoint.keeper") -> list[str]:
+    """The words that start a keeper, `main` of `module`: no site packages, no environment of the job's, no torch."""
+    code = f"import sys; sys.path.append(sys.argv.pop(1)); from {module} import main; main()"
     return [sys.executable, "-S", "-E", "-c", code, str(Path(__file__).parents[2]), name, *options]
 
 

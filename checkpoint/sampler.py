@@ -12,6 +12,7 @@ from torch.utils.data import Sampler
 
 from .. import progress
 from .errors import CheckpointMismatch
+from .rehearsal import SampleLog
 from .rng import mixed
 
 
@@ -59,6 +60,7 @@ class ElasticSampler(Sampler[list[int]]):
         self._global_batch, self._seed, self._shuffle, self._drop_last = global_batch, seed, shuffle, drop_last
         self._rank, self._world = rank, world_size
         self._epoch = self._position = 0
+        self._log, self._ordered = SampleLog.of_process(rank), (-1, list[int]())
         if (page := progress.page()) is not None:
             page.batch_sizes(whole=global_batch)
 
@@ -97,6 +99,8 @@ class ElasticSampler(Sampler[list[int]]):
 
     def consumed(self) -> None:
         """One batch has been trained on."""
+        if self._log is not None:
+            self._write_down(self._log)
         self._position += self._size_at(self._position)
         self._turn_over()
 
@@ -132,6 +136,13 @@ class ElasticSampler(Sampler[list[int]]):
                 )
         self._epoch, self._position = int(state["epoch"]), int(state["position"])
         self._turn_over()
+
+    def _write_down(self, log: SampleLog) -> None:
+        if self._ordered[0] != self._epoch:
+            self._ordered = self._epoch, self._order()
+        start, count = self._part(self._size_at(self._position))
+        begin = self._position + start
+        log.trained(self._epoch, self._position, self._ordered[1][begin : begin + count])
 
     def _turn_over(self) -> None:
         if not self._size_at(self._position):

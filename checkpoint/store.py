@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from .. import progress
 from . import catalogue
 from .codec import Place, Tree
+from .distrust import Distrust, distrusts, mark
 from .errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
 from .fence import Fence, Token, own_token
 from .leaving import shared_words
@@ -21,6 +23,7 @@ from .pending import PendingSave
 from .places import Where, located, storage_at
 from .planning import capture
 from .ranks import Ranks
+from .rehearsal import placed
 from .restoring import Loaded, Offer, Wanted, in_memory, read, settle, stored
 from .retention import Keep
 from .saving import WHEN_BUSY, Saver
@@ -36,12 +39,13 @@ class Store:
         if when_busy not in WHEN_BUSY:
             raise ValueError(f"when_busy={when_busy!r}: it is one of {', '.join(WHEN_BUSY)}")
         keep = keep if isinstance(keep, Keep) else Keep(last=keep)
-        self.directory = located(directory)
+        self.directory = placed(directory)
         if str(self.directory).startswith("memory://"):
             raise CheckpointError("memory:// lives in one process: what the keeper puts there no rank can read; ObjectStoreWriter takes it")
         self.ranks = Ranks()
         self.ranks.from_first(lambda: catalogue.check_directory(self.directory))
         token, self._given = own_token()
+        self._distrusts = distrusts()
         self._fence = Fence(self.directory, token, given=self._given)
         self._agreed: Token | None = None
         self._saver = Saver(self.directory, keep, self.ranks, when_busy, self._token)
@@ -124,7 +128,7 @@ class Store:
                 self._skip(recent.path.name, fault)
             if number == count:
                 break
-            candidate = self.ranks.from_first(lambda n=number: _seen(found[n], named=source is not None))  # type: ignore[misc]
+            candidate = self.ranks.from_first(lambda n=number: self._seen(found[n], named=source is not None))  # type: ignore[misc]
             fault, loaded = candidate.fault, None
             if candidate.manifest is not None:
                 fault, loaded = read(stored(candidate.path, candidate.manifest), wanted, self.ranks)
@@ -141,6 +145,23 @@ class Store:
                 f"none of the {damaged} checkpoints in {self.directory} is whole: move them away to begin from step 0, or restore a copy"
             )
         return None
+
+    def _told(self, manifest: Manifest | None) -> Distrust | None:
+        """What the launcher has told against restoring from this checkpoint."""
+        return next((d for d in self._distrusts if manifest and d.covers(manifest.step, manifest.started, manifest.generation)), None)
+
+    def _seen(self, found: catalogue.Found, *, named: bool) -> _Candidate:
+        manifest, fault, told = found.manifest, found.fault, self._told(found.manifest)
+        if told is not None:
+            manifest, fault = None, f"it is not trusted: {told.why}"
+            with suppress(OSError):  # then this run alone knows it
+                mark(found.path, told.why)
+        torchs = False
+        if named and found.manifest is None:
+            entries = storage_at(found.path).entries(found.path)
+            torchs = ".metadata" in entries and INDEX_FILE not in entries
+        trusted = told is None and found.distrusted is None
+        return _Candidate(found.path, manifest, fault, torchs, trusted and found.marked)
 
     @property
     def _started(self) -> int:
@@ -164,6 +185,8 @@ class Store:
             if self._given and ADDRESS_VARIABLE in os.environ and self.ranks.size == len(self.ranks.local):
                 # Whoever is older must not be able to drop or overwrite what is about to be read.
                 mine = in_memory(line, directory)
+                if mine is not None and any(d.covers(mine.step, mine.started, mine.generation) for d in self._distrusts):
+                    mine = None
             if mine is None:
                 settle(line, directory)
             line.close()
@@ -174,7 +197,7 @@ class Store:
         found = catalogue.found_in(self.directory)
         if source is None:
             return found
-        own = [f for f in found if f.manifest is not None and f.manifest.started == self._started]
+        own = [f for f in found if f.manifest is not None and f.manifest.started == self._started and self._told(f.manifest) is None]
         if own and self._given:
             return own  # the run has gone on from there already
         if isinstance(source, int) or os.fspath(source).isdigit():
@@ -190,14 +213,6 @@ class _Candidate(NamedTuple):
     fault: str | None
     torchs: bool
     marked: bool
-
-
-def _seen(found: catalogue.Found, *, named: bool) -> _Candidate:
-    torchs = False
-    if named and found.manifest is None:
-        entries = storage_at(found.path).entries(found.path)
-        torchs = ".metadata" in entries and INDEX_FILE not in entries
-    return _Candidate(found.path, found.manifest, found.fault, torchs, found.marked)
 
 
 def _rank_of_memory(

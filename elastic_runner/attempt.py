@@ -50,13 +50,16 @@ class Broken:
     evidence: tuple[str, ...] = ()
     silent_s: float = 0.0
     stacks: dict[int, tuple[str, ...]] | None = None
+    trusted_step: int | None = None
+    """What was saved after this step is not to be restored from; None where a failure says nothing against it."""
 
     @property
     def where(self) -> str:
         """The step and the slot, in words."""
         f = self.failure
         at = "before its first step" if f.step is None else f"after step {f.step}"
-        return f"{f'after {f.unnumbered} steps of this attempt' if f.unnumbered else at}, slot {f.slot}"
+        slot = f", slot {f.slot}" if f.slot >= 0 else ""
+        return f"{f'after {f.unnumbered} steps of this attempt' if f.unnumbered else at}{slot}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +134,7 @@ class Attempt:
         if signum is not None:
             return Signalled(signum=signum)
         if any(r.code for r in self.ranks):
-            return self._death()
+            return self._death(self._first())
         if all(r.code == 0 for r in self.ranks):
             return Finished()
         if time.monotonic() - self._looked_t < LOOK_EVERY_S:
@@ -139,14 +142,24 @@ class Attempt:
         self._looked_t = time.monotonic()
         for r in self.ranks:
             r.held = memory.resident(r.pid) or r.held
-        return self._look() or self._left() or Tick()
+        return self._numbers() or self._look() or self._left() or Tick()
 
-    def _death(self) -> Broken:
+    def _first(self) -> Rank:
         """Who was first: a rank that something killed brings its peers down with exceptions, hardly ever the other way round."""
         for r in self.ranks:
             r.look()
         dead = [r for r in self.ranks if r.code]
         first = min(dead, key=lambda r: ((r.code or 0) >= 0, r.ended_t))
+        if (first.code or 0) < 0 or not _lost_connection(first):
+            return first
+        # one that raises has said so before its connections close, and may take longer to end than a peer that misses it
+        return min(self._raised(), key=lambda r: (r.code is None, r.ended_t), default=first)
+
+    def _raised(self) -> list[Rank]:
+        """The ranks that have left an exception of their own behind; they may not have ended yet, and may never."""
+        return [r for r in self.ranks if r.code != 0 and _exception(r)[0] and not _lost_connection(r)]
+
+    def _death(self, first: Rank) -> Broken:
         page, code = first.page.read(), first.code or 0
         message, log = _exception(first)
         if code < 0:
@@ -158,11 +171,27 @@ class Attempt:
                 cause += f" ({memory.verdict(first.held, memory.limit(self._group), for_memory)})"
         else:
             cause = f"rank {first.rank} {'raised ' + message.splitlines()[0] if message else f'exited with status {code}'}"
-            kind = Kind.CONNECTION if _CONNECTION_LOST.search(message.partition("\n")[0]) else Kind.EXCEPTION
+            kind = Kind.CONNECTION if _lost_connection(first) else Kind.EXCEPTION
             if kind is Kind.CONNECTION and (over := self._training_is_over()):
                 kind, cause = Kind.TEARDOWN, f"{over}, then {cause}"
             kind = Kind.STORAGE if message.startswith("SnapshotKept:") else kind
-        return Broken(failure=self._failure(first, page, kind, message), cause=cause, log=log, fault_t=first.ended_t, pid=first.pid)
+        fault_t = first.ended_t or time.monotonic()
+        return Broken(failure=self._failure(first, page, kind, message), cause=cause, log=log, fault_t=fault_t, pid=first.pid)
+
+    def _numbers(self) -> Broken | None:
+        """A loss that is not finite. A state is known to be good once a step from it on had a finite one."""
+        pages = self.pages()
+        bad = [r for r in self.ranks if pages[r.rank].bad_step >= 0]
+        if not bad:
+            return None
+        first = min(bad, key=lambda r: (pages[r.rank].bad_step, r.rank))
+        step = pages[first.rank].bad_step
+        finite = min((p.finite_step for p in pages.values() if p.finite_step >= 0), default=-1)
+        good = max(min(finite, step) - 1, *(p.restored_step for p in pages.values()))
+        alone = len(self.ranks) > 1 and all(p.finite_step >= step for rank, p in pages.items() if rank != first.rank)
+        failure = replace(self._failure(first, pages[first.rank], Kind.NUMBERS), step=step, slot=first.slot if alone else -1)
+        cause = f"the loss of rank {first.rank}{', and of no other,' if alone else ''} is not finite"
+        return Broken(failure=failure, cause=cause, fault_t=failure.t, pid=first.pid, trusted_step=max(good, 0))
 
     def device_to_blame(self, slot: int, kind: Kind, cause: str) -> Broken:
         """A failure of the device of `slot`, whatever its rank itself shows; that rank is not expected to answer any more."""
@@ -214,6 +243,8 @@ class Attempt:
         stopped = "stopped (state T)" in suspicion.evidence
         if not stopped and any(r.page.read().seq != pages[r.rank].seq for r in self.ranks if r.rank in pages):
             return None  # it moved while we looked
+        if raised := self._raised():  # its interpreter waits for a thread, or takes its memory apart: the others wait for it
+            return self._death(raised[0])
         blamed = (suspicion.ranks[0], "") if stopped else culprit(suspicion.ranks, pages, stacks, self._whole_job)
         if blamed is None:
             assert self._detector is not None
@@ -263,6 +294,11 @@ def signal_name(signum: int) -> str:
         return signal.Signals(signum).name
     except ValueError:
         return f"signal {signum}"
+
+
+def _lost_connection(r: Rank) -> bool:
+    """Whether the exception that a rank left behind only says that a peer is gone."""
+    return bool(_CONNECTION_LOST.search(_exception(r)[0].partition("\n")[0]))
 
 
 def _exception(r: Rank) -> tuple[str, str]:

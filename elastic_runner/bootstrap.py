@@ -40,14 +40,15 @@ _first_step: list[Callable[[], None]] = []
 def instrument() -> None:
     """Beat for the supervisor, dump stacks when it asks, report an uncaught exception to it."""
     page = progress.attach(int(os.environ.pop(progress.PAGE_FD_VARIABLE)))
-    page.mark(Mark.BOOT)
-    page.beat(phase=Phase.START)
     stacks = os.environ.pop(STACK_FILE_VARIABLE, "")
     if stacks:
         fd = os.open(stacks, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # what is left when the interpreter ends: a late question must not kill the rank
         faulthandler.register(STACK_SIGNAL, file=fd, all_threads=False)
     if ours := os.environ.pop(REQUEUE_VARIABLE, ""):
         signal.signal(getattr(signal, ours), signal.SIG_IGN)
+    page.mark(Mark.BOOT)  # from here on it may be asked for its stack
+    page.beat(phase=Phase.START)
     _arm_chaos(page)
     _list_modules(os.environ.pop(MODULES_FILE_VARIABLE, ""))
     _report_exceptions()
@@ -83,7 +84,7 @@ def _arm_chaos(page: Page) -> None:
     if "GOODRUN_CHAOS" in os.environ:
         from ..fault_injection import injectors
 
-        page.after_step = injectors.arm(os.environ, page).after_step
+        injectors.arm(os.environ, page)
 
 
 def _report_exceptions() -> None:
@@ -91,6 +92,8 @@ def _report_exceptions() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> None:
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a loader's handler raises wherever the main thread is, here too
         path = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if path and not os.path.exists(path):
             stack = "".join(traceback.format_exception(kind, value, tb))
@@ -212,6 +215,8 @@ def _hook_init(module: Any) -> None:
     @functools.wraps(init)
     def marked(*args: Any, **kwargs: Any) -> Any:
         _reached(Mark.INIT_BEGIN)
+        if (page := progress.page()) is not None and page.on_phase is not None:
+            page.on_phase(Phase.START)
         result = init(*args, **kwargs)
         _reached(Mark.INIT_END)
         return result

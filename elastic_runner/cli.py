@@ -86,7 +86,7 @@ def launch(argv: Sequence[str], on_error: Callable[[BaseException], object] = la
     signals.install()
     nursery = Nursery()
     try:
-        if guess := foreseen(argv, os.environ):
+        if "--chaos-verdict" not in argv and (guess := foreseen(argv, os.environ)):
             nursery.foresee(*guess)
         with signals.waiting("torch to be imported"):
             from . import seams
@@ -95,6 +95,10 @@ def launch(argv: Sequence[str], on_error: Callable[[BaseException], object] = la
 
             seams.check()
             args, config = parse(argv)
+        if config.verdict:
+            from .verdict.rehearsal import rehearse
+
+            return rehearse(argv, config, signals, say)
         with exporting(config, _terminal() if config.status else None, say) as exporters:
             return _launch(args, config, signals, nursery, exporters, on_error)
     except GoodrunError as e:
@@ -245,12 +249,14 @@ def _supervisor(config: RunConfig, journal: Journal, signals: Signals, nursery: 
     from ..fault_injection.device_faults import harm
     from .bootstrap import REQUEUE_VARIABLE
     from .devices.opening import open_ward, simulate
+    from .inflicting import earlier_lives, keeper_env
     from .keeper import KeeperProcess
     from .recorder import Recorder
     from .supervisor import STARTED_VARIABLE, Supervisor
 
     env = {STARTED_VARIABLE: str(time.time_ns()), "GOODRUN_RUN_DIR": str(journal.run_dir)}
     recorder = Recorder(journal, config.chaos, say)
+    started_t, recorder.fired = earlier_lives(journal.run_dir, config.chaos_text)
     simulated, ledger = simulate(journal.run_dir / "gpus", config.simulate_gpus, os.environ)
     ward, slots = open_ward(
         config.slots,
@@ -262,9 +268,9 @@ def _supervisor(config: RunConfig, journal: Journal, signals: Signals, nursery: 
         say=recorder.notice,
         environ=os.environ,
     )
-    if simulated is not None:
-        recorder.hurt_device = lambda fault, slot: harm(simulated, ward.bound[slot].index, fault)
     keeper = KeeperProcess(recorder.notice, recorder.note, config.keeper_bandwidth, config.storage_patience_s)
+    if config.chaos:
+        keeper.chaos = lambda: keeper_env(config.chaos, recorder.fired, started_t)
     keeper.start()
     env |= keeper.environment
     if config.requeue_signal:
@@ -278,9 +284,12 @@ def _supervisor(config: RunConfig, journal: Journal, signals: Signals, nursery: 
         recorder=recorder,
         say=say,
         worker_env=env,
+        started_t=started_t,
         nursery=nursery if config.warm_start else None,
         keeper=keeper,
         ward=ward,
     )
     supervisor.slots = slots
+    if simulated is not None:
+        supervisor.chaos.harm = lambda fault, slot: harm(simulated, ward.bound[slot].index, fault)
     return supervisor

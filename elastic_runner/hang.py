@@ -21,6 +21,8 @@ _IDLE_CPU = 0.025
 _IDLE_TICKS_S = 0.011
 """What an idle process may use, a share of a core and a tick of the clock: gloo's threads look around a hundred times a second."""
 _COLLECTIVE = re.compile(r"/torch/(distributed/|autograd/graph\.py)")
+_OF_DDP = re.compile(r"/torch/nn/parallel/distributed\.py")
+"""DDP's own calls to C++, as when it brings buffers into step; of a forward pass it is never the innermost frame."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +145,9 @@ class HangDetector:
 
 def in_collective(stack: tuple[str, ...]) -> bool:
     """Whether a Python stack (innermost first) stands in a collective, or in the backward pass where DDP's collectives are awaited."""
-    return bool(stack) and "/torch/" in stack[0] and any(_COLLECTIVE.search(frame) for frame in stack[:8])
+    if not stack or "/torch/" not in stack[0]:
+        return False
+    return bool(_OF_DDP.search(stack[0])) or any(_COLLECTIVE.search(frame) for frame in stack[:8])
 
 
 def culprit(
@@ -165,4 +169,7 @@ def culprit(
         return min(apart, key=behind), "it waits outside any collective" if alone else "its peers wait for it in a collective"
     if at_work or len(suspects) < len(progress) or not whole_job:
         return None
+    mute = [r for r in suspects if not stacks.get(r)]
+    if mute and len(mute) < len(suspects):
+        return min(mute, key=behind), "its peers wait in a collective, and it gives no stack"
     return min(suspects, key=behind), "all ranks wait in collectives; it is furthest behind"

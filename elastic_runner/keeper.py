@@ -6,10 +6,11 @@ import os
 import secrets
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from .. import progress
 from ..checkpoint.link import keeper_command
 from ..checkpoint.wire import ADDRESS_VARIABLE
 
@@ -30,6 +31,11 @@ class KeeperProcess:
     patience_s: float = 60.0
     """How long storage across the network is asked again for one thing."""
     name: str = field(default_factory=lambda: secrets.token_hex(12))
+    chaos: Callable[[], Mapping[str, str]] = dict
+    """What the next keeper needs to know of the faults that it has to do to its storage; empty for a keeper without any."""
+    chaos_page: progress.Page | None = None
+    """On which a keeper with faults tells those that have fired; it outlives every keeper."""
+    _page_fd: int = -1
     _process: subprocess.Popen[bytes] | None = None
     _life: int = -1
     _deaths: int = 0
@@ -39,14 +45,16 @@ class KeeperProcess:
         """Start it; ranks find it by its name."""
         ours, self._life = os.pipe()
         options = ("--parent", str(ours), "--bandwidth", str(self.bandwidth), "--patience", str(self.patience_s))
+        command, env, fds = keeper_command(self.name, *options), dict(os.environ), [ours]
+        if faults := self.chaos():
+            if self.chaos_page is None:
+                self.chaos_page, self._page_fd = progress.Page.create()
+            command = keeper_command(self.name, *options, module="goodrun.elastic_runner.faulty_keeper")
+            env |= {**faults, progress.PAGE_FD_VARIABLE: str(self._page_fd)}
+            fds.append(self._page_fd)
         try:
             self._process = subprocess.Popen(
-                keeper_command(self.name, *options),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
-                pass_fds=[ours],
-                cwd="/",
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True, pass_fds=fds, cwd="/", env=env
             )
         finally:
             os.close(ours)

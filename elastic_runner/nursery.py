@@ -116,6 +116,11 @@ class Nursery:
     _deaths: int = 0
     _given_up: bool = False
 
+    @property
+    def pid(self) -> int:
+        """The process id of the template; 0 while there is none that is ready."""
+        return self._template.proc.pid if self._template is not None and self._template.ready else 0
+
     def foresee(self, command: tuple[str, ...], env: Mapping[str, str]) -> None:
         """Start a template for a command that is expected, in the environment that is expected."""
         self._make(command, env)

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..fault_injection import DEVICE_KINDS, Fault, check_plan, parse_plan
-from ..fault_injection.plan import ChaosError
+from ..fault_injection import DEVICE_KINDS, ChaosError, Fault, check_plan, parse_plan
 from ..fault_injection.simulated_gpus import STATE_VARIABLE
 from ..fault_injection.telling import plan_told
 from .config_file import apply_config_file
 from .devices.health_policy import load as load_health_policy
 from .errors import UsageError
 from .nursery import why_cold
+from .own_options import add_to
 from .policy import Budgets, Slots
 from .preemption import ADDRESS, ADDRESS_VARIABLE
 from .slots import first_slots
@@ -39,6 +39,12 @@ class RunConfig:
     budgets: Budgets
     chaos: tuple[Fault, ...] = ()
     chaos_text: str = ""
+    verdict: bool = False
+    """Play the job without and with its chaos, and compare."""
+    verdict_as_json: bool = False
+    quiet_take: Path | None = None
+    """A quiet take of an earlier rehearsal, to compare with."""
+    least_goodput: float = 0.0
     run_dir: Path | None = None
     log_dir: Path | None = None
     health_policy: Path | None = None
@@ -105,41 +111,8 @@ def build_parser() -> _Parser:
     before = {a.dest for a in parser._actions}
     parser.prog = "goodrun"
     parser.description = "torchrun's command line for jobs that survive. Sub-commands: top, goodput, history, report, runs, plan."
-    g = parser.add_argument_group("goodrun's own options")
-    g.add_argument("--chaos", metavar="SPEC", help="inject faults, e.g. 'kill:rank=1@step=20; hang:rank=2@40s', or a YAML file of them")
-    g.add_argument("--chaos-dry-run", action="store_true", help="check the command line, say what --chaos would do, and start nothing")
-    g.add_argument("--min-nproc", type=int, metavar="N", help="never go on with fewer workers on this node; N = nproc forbids shrinking")
-    g.add_argument("--world-size-multiple-of", type=int, default=1, metavar="K", help="shrink to multiples of K only (tensor parallelism)")
-    g.add_argument("--spares", type=int, default=0, metavar="N", help="keep N more slots in reserve; one takes the place of a lost slot")
-    g.add_argument("--run-dir", type=Path, metavar="DIR", help="where the record and the logs go (default: a fresh folder)")
-    g.add_argument(
-        "--warm-start",
-        choices=["auto", "on", "off"],
-        default="auto",
-        help="keep a process with torch imported for each rank, for quick restarts (auto: unless the script would notice)",
-    )
-    g.add_argument(
-        "--preload",
-        default="",
-        metavar="MODULES",
-        help="modules to import once for all ranks, besides torch, as in transformers,datasets; auto: what the first start has imported",
-    )
-    g.add_argument("--hang-detection", choices=["auto", "off"], default="auto", help="find ranks that hang (default: auto)")
-    g.add_argument("--dry-run-detectors", action="store_true", help="only record what the hang detection would have done")
-    g.add_argument("--keeper-bandwidth", type=float, default=0.0, metavar="MIB", help="write checkpoints at no more than MIB per second")
-    g.add_argument("--storage-patience", type=float, default=60.0, metavar="SECONDS", help="ask an object store again for so long (60)")
-    g.add_argument("--restore-from", default="", metavar="STEP|PATH", help="begin from this checkpoint instead of the newest one")
-    g.add_argument("--no-status", action="store_true", help="no line at the bottom of the terminal that says how the run stands")
-    g.add_argument("--requeue-signal", choices=["USR1", "USR2"], default="", help="on it all ranks save and leave (status 75)")
-    g.add_argument("--watch-preemption", action="store_true", help="save and leave when AWS, GCP or Azure takes the machine away")
-    g.add_argument("--metrics-port", metavar="[HOST:]PORT", help="serve Prometheus metrics there (HOST: 127.0.0.1; PORT 0: any)")
-    g.add_argument("--on-event", default="", metavar="CMD", help="run a shell command for each event, which it gets as JSON on stdin")
-    g.add_argument("--tensorboard", default="", metavar="DIR", help="write step times, waits, goodput as scalars for TensorBoard there")
-    g.add_argument("--mlflow", action="store_true", help="log the same to MLflow: to the run of MLFLOW_RUN_ID, else a new one")
-    g.add_argument("--health-policy", type=Path, metavar="FILE", help="what to do about what GPUs report (YAML; default: the one shipped)")
-    g.add_argument("--simulate-gpus", type=int, default=0, metavar="N", help="watch N simulated GPUs, for --chaos (the script sees none)")
-    g.add_argument("--config", type=Path, metavar="FILE", help="YAML with options by their long names; the command line and PET_* win")
-    _add_later_options(g, before)
+    add_to(parser)
+    _add_later_options(parser, before)
     # None tells "not given" from torchrun's default of 0, which would forbid every restart
     if "PET_MAX_RESTARTS" not in os.environ:
         parser.set_defaults(max_restarts=None)
@@ -226,6 +199,10 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
         budgets=Budgets(max_restarts=capped),
         chaos=plan,
         chaos_text=args.chaos or "",
+        verdict=_verdict(args),
+        verdict_as_json=args.json,
+        quiet_take=args.quiet_run,
+        least_goodput=args.min_goodput,
         run_dir=args.run_dir,
         log_dir=Path(args.log_dir) if args.log_dir else None,
         health_policy=args.health_policy,
@@ -396,11 +373,19 @@ def _check_devices(args: argparse.Namespace, plan: tuple[Fault, ...]) -> None:
 
 
 def _chaos(text: str | None, nproc: int, slots: Slots, max_nodes: int) -> tuple[Fault, ...]:
-    if text is None:
+    if not text:  # the quiet take of a rehearsal overrides the plan with nothing
         return ()
     try:
-        plan = parse_plan(text)
+        plan = parse_plan(text, nproc * max_nodes, slots.active)
         check_plan(plan, nproc * max_nodes, (*slots.active, *slots.spare))
     except ChaosError as e:
         raise UsageError(str(e)) from e
     return plan
+
+
+def _verdict(args: argparse.Namespace) -> bool:
+    if args.chaos_verdict and not args.chaos:
+        raise UsageError("--chaos-verdict has nothing to judge without --chaos; give it a plan, as in --chaos 'kill:rank=1@step=20'")
+    if not 0 <= args.min_goodput <= 1:
+        raise UsageError(f"--min-goodput {args.min_goodput} must be a share between 0 and 1")
+    return bool(args.chaos_verdict)

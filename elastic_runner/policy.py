@@ -19,6 +19,7 @@ class Kind(str, Enum):
     SLOT_LOST = "slot-lost"  # the device slot is known to be gone, or is not to be used
     DEVICE = "device"  # the slot's device reported what only a new start of the script mends
     NODE_SICK = "node-sick"  # no device of this node is to be used
+    NUMBERS = "numbers"  # the script's loss is not finite
     CONNECTION = "connection"  # the rank lost its connection to a peer, and no peer on this node is dead: another node, or the network
     PEER = "peer"  # the membership changed: nobody is to blame
 
@@ -138,6 +139,8 @@ def decide(failures: Sequence[Failure], slots: Slots, budgets: Budgets, restarts
         return Action(do=Do.GIVE_UP, slots=slots, reason=f"{len(failures)} failures, and the script does not say whether it makes progress")
     if newest.kind is Kind.EXCEPTION:
         return _after_exception(failures, slots, budgets)
+    if newest.kind is Kind.NUMBERS:
+        return _replay(failures, slots, budgets)
     if newest.kind is Kind.LEFT:
         return Action(do=Do.GIVE_UP, slots=slots, reason=f"rank {newest.rank} ended with 0 while the others were still waiting for it")
     strikes = _strikes(failures, budgets)
@@ -191,6 +194,20 @@ def _after_exception(failures: Sequence[Failure], slots: Slots, budgets: Budgets
     return Action(do=Do.RESTART, slots=slots, reason="first crash at this step" if newest.started else "first failed start")
 
 
+def _replay(failures: Sequence[Failure], slots: Slots, budgets: Budgets) -> Action:
+    """Once, with every rank on another device: what then is bad again at the same step is in the data or the code."""
+    newest = failures[-1]
+    moved = ", with the ranks on other devices" if len(slots.active) > 1 else ""
+    if any(f.kind is Kind.NUMBERS and f.step == newest.step for f in failures[:-1]):
+        return Action(do=Do.GIVE_UP, slots=slots, reason=f"the loss is not finite at step {newest.step} again{moved}: the data or the code")
+    strikes = _strikes(failures, budgets)
+    blamed = newest.slot >= 0 and strikes >= budgets.strikes
+    if blamed and (smaller := slots.without(newest.slot, f"bad numbers {strikes} times in a row")) is not None:
+        return _shrink(newest.slot, slots, smaller, f"slot {newest.slot} had bad numbers {strikes} times in a row")
+    turned = replace(slots, active=(*slots.active[1:], slots.active[0]))
+    return Action(do=Do.RESTART, slots=turned, reason=f"replayed once from before that{moved}")
+
+
 def _leave_out(newest: Failure, slots: Slots, reason: str) -> Action:
     smaller = slots.without(newest.slot, reason)
     if smaller is None:
@@ -221,7 +238,7 @@ def _ordinal(n: int) -> str:
 def _strikes(failures: Sequence[Failure], budgets: Budgets) -> int:
     """How many of the newest failures in a row were by the newest one's slot, within the window."""
     newest = failures[-1]
-    blames = (Kind.SIGNAL, Kind.HANG)
+    blames = (Kind.SIGNAL, Kind.HANG, Kind.NUMBERS)
     return _trailing(failures, lambda f: f.slot == newest.slot and f.kind in blames and newest.t - f.t <= budgets.strike_window_s)
 
 

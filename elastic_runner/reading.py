@@ -159,6 +159,13 @@ def _upload_main(argv: list[str]) -> int:
     return answered("checkpoints", answer)
 
 
+def verdict_main(argv: list[str]) -> int:
+    """`goodrun verdict DIR [--json]`: what a rehearsal came to."""
+    from .verdict.command import main
+
+    return main(argv)
+
+
 SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
     "checkpoints": checkpoints_main,
     "chaos": chaos_main,
@@ -170,6 +177,7 @@ SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
     "runs": runs_main,
     "slurm-script": slurm_script_main,
     "top": top_main,
+    "verdict": verdict_main,
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from ..fault_injection import DEVICE_KINDS, Fault
+from ..fault_injection import Fault
 from ..progress import Mark, Phase, Progress
 from .attempt import Attempt, Broken
 from .events import ChaosFired, DataStarved, Failed, FirstStep, Notice, RankExited, RankHung, RankProgress, Receipt, Restored, StackDumped
@@ -25,10 +25,12 @@ class Recorder:
         """The furthest step that any attempt reached."""
         self.known_start_s = 0.0
         """How long the slowest start so far took, to its first step."""
-        self.hurt_device: Callable[[Fault, int], None] = lambda fault, slot: None
-        """Does what an entry of the chaos plan wants done to a slot's device; set where there are simulated ones."""
         self.on_look: Callable[[Sequence[Progress]], None] = lambda pages: None
         """Is shown the pages at each look."""
+        self.carry_out: Callable[[Fault, int], None] = lambda fault, slot: None
+        """Does what an entry of the chaos plan wants done by the launcher; a rank has found it due, or the clock."""
+        self.can: Callable[[Fault], bool] = lambda fault: True
+        """Whether there is anything that an entry could hurt."""
         self._journal = journal
         self._chaos = chaos
         self._say = say
@@ -59,7 +61,7 @@ class Recorder:
         if not pages:
             return
         for r in attempt.ranks:
-            self._chaos_of(r.rank, r.slot, pages[r.rank])
+            self.chaos_of(r.rank, r.slot, pages[r.rank])
         every = list(pages.values())
         self.on_look(every)
         if not self._restored and all(p.marks[Mark.RESTORE_END] for p in every) and any(p.restored_step >= 0 for p in every):
@@ -132,7 +134,7 @@ class Recorder:
         """Write down everything known of a failure, before anything is stopped."""
         pages = attempt.pages()
         for r in attempt.ranks:
-            self._chaos_of(r.rank, r.slot, pages[r.rank])
+            self.chaos_of(r.rank, r.slot, pages[r.rank])
             if r.code:
                 self._journal.write(RankExited(rank=r.rank, slot=r.slot, pid=r.pid, code=r.code, step=pages[r.rank].step))
         for rank, stack in (broken.stacks or {}).items():
@@ -191,9 +193,8 @@ class Recorder:
     def chaos_from_outside(self, fault: Fault, rank: int, slot: int) -> None:
         """The supervisor is about to inflict `fault` itself."""
         self.fired.add(fault.index)
-        if fault.kind in DEVICE_KINDS:
-            self.hurt_device(fault, slot)
         self._journal.write(ChaosFired(index=fault.index, entry=fault.text, rank=rank, slot=slot))
+        self.carry_out(fault, slot)
 
     def notice(self, text: str) -> None:
         """Say something, and keep it in the record."""
@@ -204,9 +205,10 @@ class Recorder:
         """Keep in the record what somebody else says."""
         self._journal.write(Notice(text=text))
 
-    def _chaos_of(self, rank: int, slot: int, page: Progress) -> None:
+    def chaos_of(self, rank: int, slot: int, page: Progress) -> None:
+        """Take in which entries of the chaos plan a page says have fired, or fallen due."""
         for fault in self._chaos:
-            if page.chaos_fired >> fault.index & 1 and fault.index not in self.fired:
+            if page.chaos_fired >> fault.index & 1 and fault.index not in self.fired and self.can(fault):
                 self.chaos_from_outside(fault, rank, slot)
 
     def _first_step(self, attempt: Attempt, pages: list[Progress]) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import multiprocessing
 import os
 import resource
+import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from ..progress import Page
-from .kinds import KINDS
+from ..progress import Page, Phase
+from .kinds import KINDS, By
 from .plan import CHAOS_VARIABLE, RUN_STARTED_VARIABLE, SLOT_VARIABLE, Fault, for_rank, from_env
 
 _OOM_AFTER = 256 << 20
@@ -39,19 +43,36 @@ class Armed:
         if not self._waiting:
             return
         elapsed = self._clock() - self._run_started
-        for fault in [f for f in self._waiting if _is_due(f, step, elapsed)]:
-            self._waiting.remove(fault)
-            self._page.chaos_fires(fault.index)  # before the deed: there may be nobody left to tell of it
-            if fault.kind == "slow":
-                self._factor, self._step_t = fault.factor, self._clock()
-            _inflict(fault, step)
+        for fault in [f for f in self._waiting if f.at_phase is None and _is_due(f, step, elapsed) and _can(f)]:
+            self._fire(fault, f"after step {step}")
+
+    def at_boot(self) -> None:
+        """The interpreter is up, and there is no script yet that could be interrupted: only what comes from outside can come now."""
+        for fault in [f for f in self._waiting if f.at_phase == "start" and KINDS[f.kind].from_outside]:
+            self._fire(fault, "at the start")
+
+    def on_phase(self, phase: Phase) -> None:
+        """This rank enters a phase (start: when the process group is to be made): inflict what waits for it."""
+        name = phase.name.lower()
+        for fault in [f for f in self._waiting if f.at_phase == name and self._page.step >= (f.at_step or -1) and _can(f)]:
+            self._fire(fault, f"in phase {name}")
+
+    def _fire(self, fault: Fault, when: str) -> None:
+        self._waiting.remove(fault)
+        self._page.chaos_fires(fault.index)  # before the deed: there may be nobody left to tell of it
+        if fault.kind == "slow":
+            self._factor, self._step_t = fault.factor, self._clock()
+        _inflict(fault, when)
 
 
 def arm(env: Mapping[str, str], page: Page) -> Armed:
-    """Take this rank's part of the plan out of the environment."""
+    """Take this rank's part of the plan out of the environment, and hang it on the page; what is due at the start comes now."""
     slot = env.get(SLOT_VARIABLE)
     faults = for_rank(from_env(env[CHAOS_VARIABLE]), int(env["RANK"]), int(slot) if slot else None)
-    return Armed(faults, page, float(env[RUN_STARTED_VARIABLE]))
+    armed = Armed(faults, page, float(env[RUN_STARTED_VARIABLE]))
+    page.after_step, page.on_phase = armed.after_step, armed.on_phase
+    armed.at_boot()
+    return armed
 
 
 def _is_due(fault: Fault, step: int, elapsed_s: float) -> bool:
@@ -60,24 +81,53 @@ def _is_due(fault: Fault, step: int, elapsed_s: float) -> bool:
     return fault.at_s is not None and elapsed_s >= fault.at_s
 
 
-def _inflict(fault: Fault, step: int) -> None:
+def _can(fault: Fault) -> bool:
+    """Whether there is something to be hurt; what there is not yet is waited for."""
+    return not fault.kind.startswith("loader-") or bool(multiprocessing.active_children())
+
+
+def _inflict(fault: Fault, when: str) -> None:
     kind = KINDS[fault.kind]
-    if kind.on_device:
-        return  # the supervisor reads on the page that it is due, and does it to the device
+    if kind.by is not By.RANK:
+        return  # the supervisor reads on the page that it is due, and does it
     if kind.sends is not None:  # of a lost slot a rank sees no more than its own end; a stopped one goes on after SIGCONT
         os.kill(os.getpid(), kind.sends)
         return
     match fault.kind:
         case "raise":
-            raise ChaosRaised(f"chaos: {fault.text!r} fired after step {step}")
+            raise ChaosRaised(f"chaos: {fault.text!r} fired {when}")
         case "exit":
             raise SystemExit(fault.code)
         case "stall":
             threading.Event().wait()
         case "gil":
             _hold_interpreter_lock()
+        case "deadlock":
+            _wait_for_nobody()
         case "oom":
             _fill_memory()
+        case "loader-kill" | "loader-stall":
+            worker = min(child.pid or 0 for child in multiprocessing.active_children())
+            os.kill(worker, signal.SIGKILL if fault.kind == "loader-kill" else signal.SIGSTOP)
+        case "store-cut" | "peers-cut":
+            _cut_connections(to_store=fault.kind == "store-cut")
+
+
+def _wait_for_nobody() -> None:
+    """Wait in torch's own code for a message that no peer is going to send."""
+    import torch
+    import torch.distributed as dist
+
+    dist.recv(torch.zeros(1), (dist.get_rank() + 1) % dist.get_world_size())
+
+
+def _cut_connections(*, to_store: bool) -> None:
+    """Shut this process's TCP connections down: those to the store's port, or all the others."""
+    store = int(os.environ["MASTER_PORT"])
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as s:
+            if s.family in (socket.AF_INET, socket.AF_INET6) and s.type == socket.SOCK_STREAM and (s.getpeername()[1] == store) is to_store:
+                s.shutdown(socket.SHUT_RDWR)
 
 
 def _hold_interpreter_lock() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ class Rule:
     within_s: float = 0.0
     then: Do | None = None
     alone: Do | None = None
+    taints: bool = False
+    """What was saved while this may have been so is not to be restored from: the device's memory has written wrong numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,9 @@ class Verdict:
     finding: Finding
     strikes: int
     reason: str
+    taints: bool = False
+    since_t: float = 0.0
+    """Monotonic second at which the device was last known not to be so."""
 
 
 def judge(policy: HealthPolicy, findings: Sequence[tuple[float, Finding]], *, alone: bool = False) -> Verdict:
@@ -96,8 +101,8 @@ def judge(policy: HealthPolicy, findings: Sequence[tuple[float, Finding]], *, al
     if rule.then is not None and strikes >= rule.strikes:
         do, reason = rule.then, f"{reason}, {strikes} times within {now - counted[0]:.0f} s"
     if newest.xid is not None and newest.recovery_action is not None:
-        return _driver_says(policy, newest, do, strikes, reason, alone=alone)
-    return Verdict(do=do, finding=newest, strikes=strikes, reason=reason)
+        return replace(_driver_says(policy, newest, do, strikes, reason, alone=alone), taints=rule.taints)
+    return Verdict(do=do, finding=newest, strikes=strikes, reason=reason, taints=rule.taints)
 
 
 def _driver_says(policy: HealthPolicy, newest: Finding, do: Do, strikes: int, reason: str, *, alone: bool) -> Verdict:
@@ -173,13 +178,16 @@ class _Reader:
         return rules
 
     def _rule(self, where: str, body: object) -> Rule:
-        fields = self._mapping(where, body, ("do", "meaning", "strikes", "within", "then", "alone"), ("do",))
+        fields = self._mapping(where, body, ("do", "meaning", "strikes", "within", "then", "alone", "taints"), ("do",))
         if len(fields.keys() & {"strikes", "within", "then"}) not in (0, 3):
             raise self._wrong(where, "strikes, within and then go together")
         strikes = fields.get("strikes", 0)
         if not isinstance(strikes, int) or isinstance(strikes, bool) or strikes < 0 or ("strikes" in fields and strikes < 1):
             raise self._wrong(where, f"strikes {strikes!r} is no number from 1 on")
+        if not isinstance(fields.get("taints", False), bool):
+            raise self._wrong(where, f"taints {fields['taints']!r} is neither true nor false")
         return Rule(
+            taints=fields.get("taints", False),
             do=self._do(where, fields["do"]),
             meaning=str(fields.get("meaning", "")),
             strikes=strikes,

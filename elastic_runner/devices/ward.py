@@ -34,12 +34,19 @@ class Ward:
         """`watch` is None where no GPU is watched; `env` is that of the launcher."""
         self.bound: tuple[Bound, ...] = ()
         """The device of each slot; empty where slots are not devices."""
+        self.tainted: Callable[[float, str], None] = lambda since_t, why: None
+        """Told that what was saved since then may hold wrong numbers, and why."""
         self._alike = True
         self._policy, self._watch, self._probation, self._record, self._say, self._env = policy, watch, probation, record, say, env
         self._sick: dict[str, str] = {}
         self._verdicts: dict[str, Verdict] = {}
         self._restart: tuple[Attempt, float, int, str] | None = None
         self._heard_t = time.monotonic()
+
+    @property
+    def pid(self) -> int:
+        """The prober's process id; 0 while there is none."""
+        return self._watch.pid if self._watch is not None else 0
 
     # -- at the start --------------------------------------------------------------------------------------------------
 
@@ -149,6 +156,8 @@ class Ward:
                 reason=verdict.reason,
             )
         )
+        if verdict.taints and slot in slots.active:
+            self.tainted(verdict.since_t, f"{words}: {verdict.reason}")
         text = f"{words}: {verdict.reason}" + (f" ({found.evidence})" if found.evidence and found.xid is None else "")
         if slot < 0 or verdict.do is Do.LOG:
             self._say(f"{text}: nothing is done")

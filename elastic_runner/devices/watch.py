@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from .answers import Device, Report, Told
 from .asking import Found, ProberProcess, Trouble, Xid
@@ -29,8 +30,15 @@ class DeviceWatch:
         self._first: dict[str, tuple[float, Report]] = {}
         self._history: dict[str, deque[tuple[float, Finding]]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         self._standing: dict[str, dict[str, Do]] = defaultdict(dict)
+        self._heard_t: dict[str, tuple[float, float]] = {}
+        """When each device's report before the newest came, and the one before that."""
         self._xid_t: dict[tuple[str, int], float] = {}
         self._waiting: list[Verdict] = []
+
+    @property
+    def pid(self) -> int:
+        """The prober's process id; 0 while there is none."""
+        return self._prober.pid
 
     def devices(self, within_s: float) -> tuple[Device, ...] | None:
         """The devices that there are, waiting so long for the prober's first word; None if it cannot say."""
@@ -47,6 +55,7 @@ class DeviceWatch:
         """Ask about these devices from now on; a device that was set aside is not asked about, for its driver may hang."""
         if tuple(uuids) != self._prober.uuids:
             self._prober.ask_about(uuids)
+            self.reports.clear()  # the next prober hears of XIDs only once it has listened to each device itself
         for uuid in [u for u in self._first if u not in uuids]:  # if it comes back it begins anew: a reset sets its counters to zero
             del self._first[uuid]
             self._standing.pop(uuid, None)
@@ -66,6 +75,7 @@ class DeviceWatch:
     def _heard(self, heard: Found | Report | Xid | Trouble, *, alone: bool = False) -> list[Verdict]:
         if isinstance(heard, Trouble):
             self._say(heard.text)
+            self.reports.clear()  # likewise
         elif isinstance(heard, Found):
             self._found = self._found or heard.devices
         elif isinstance(heard, Xid):
@@ -83,13 +93,15 @@ class DeviceWatch:
             self._prober.close()
             return []
         now = self._clock()
+        well_t = self._heard_t.get(report.device, (now, now))[1]
+        self._heard_t[report.device] = now, self._heard_t.get(report.device, (now, now))[0]
         self.reports[report.device] = report
         since, first = self._first.setdefault(report.device, (now, report))
         found = findings(first, report, (now - since) / 60)
         standing = self._standing[report.device]
         for condition in standing.keys() - {f.condition for f in found}:
             del standing[condition]
-        return self._judged(found, alone=alone)
+        return self._judged(found, alone=alone, well_t=well_t)
 
     def _is_new(self, xid: Xid) -> bool:
         """Whether this is no repetition: a driver may write one error dozens of times."""
@@ -97,8 +109,9 @@ class DeviceWatch:
         before, self._xid_t[key] = self._xid_t.get(key), now
         return before is None or now - before >= self._policy.coalesce_s
 
-    def _judged(self, found: Sequence[Finding], *, alone: bool) -> list[Verdict]:
-        return list(self._fresh(found, alone=alone))
+    def _judged(self, found: Sequence[Finding], *, alone: bool, well_t: float | None = None) -> list[Verdict]:
+        """`well_t`: when the device was last known to be well; None for what is told as it happens."""
+        return [replace(v, since_t=self._clock() if well_t is None else well_t) for v in self._fresh(found, alone=alone)]
 
     def _fresh(self, found: Sequence[Finding], *, alone: bool) -> Iterator[Verdict]:
         for finding in found:

@@ -284,6 +284,7 @@ def test_limits(changes, known, limit):
 TORCH = 'File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 2806 in all_reduce'
 WRAPPER = 'File "/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper'
 BACKWARD = 'File "/venv/lib/python3.11/site-packages/torch/autograd/graph.py", line 829 in _engine_run_backward'
+DDP = 'File "/venv/lib/python3.11/site-packages/torch/nn/parallel/distributed.py", line 2363 in _distributed_broadcast_coalesced'
 ITEM = 'File "/venv/lib/python3.11/site-packages/torch/_tensor.py", line 1044 in __float__'
 USER = 'File "/home/me/train.py", line 12 in main'
 READ = 'File "/home/me/data.py", line 3 in read'
@@ -294,6 +295,8 @@ READ = 'File "/home/me/data.py", line 3 in read'
     [
         ((TORCH, WRAPPER, USER), True),
         ((BACKWARD, ITEM, USER), True),
+        ((DDP, DDP, USER), True),
+        ((ITEM, DDP, USER), False),  # the forward pass of a model in DDP
         ((USER,), False),
         ((READ, USER), False),
         ((READ, TORCH, USER), False),  # a hook of the user's, called from within torch
@@ -327,7 +330,8 @@ WAITS, SLEEPS = (TORCH, WRAPPER, USER), (READ, USER)
         ),
         pytest.param((0, 1), {0: {}, 1: {}}, {0: SLEEPS, 1: SLEEPS}, True, 0, "outside any collective", id="nobody waits in a collective"),
         pytest.param((0,), {0: {}}, {0: SLEEPS}, True, 0, "outside any collective", id="a job of one"),
-        pytest.param((0, 1), {0: {}, 1: {"step": 19}}, {0: WAITS, 1: ()}, True, 1, "furthest behind", id="no stack proves nothing"),
+        pytest.param((0, 1), {0: {}, 1: {}}, {0: WAITS, 1: ()}, True, 1, "gives no stack", id="no stack, and all others wait"),
+        pytest.param((0, 1), {0: {}, 1: {"step": 19}}, {0: (), 1: ()}, True, 1, "furthest behind", id="no stack at all proves nothing"),
         pytest.param((0, 1), {0: {"step": 19}, 1: {}}, {}, True, 0, "furthest behind", id="no stacks at all"),
     ],
 )

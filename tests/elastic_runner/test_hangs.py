@@ -2,9 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
+from goodrun.elastic_runner.bootstrap import STACK_FILE_VARIABLE
 from goodrun.elastic_runner.events import AttemptStarted, FirstStep, RankHung, StackDumped, WorkersSpawned
+from goodrun.progress import PAGE_FD_VARIABLE, Page
 
 
 def test_a_stopped_rank_is_noticed_within_a_second(job):
@@ -64,3 +68,20 @@ def test_detection_can_be_turned_off(job):
     assert not j.events(RankHung)
     os.kill(pid, signal.SIGCONT)
     j.ok()
+
+
+def test_a_question_that_comes_too_late_kills_no_rank():
+    """An interpreter that ends takes faulthandler's handler off; whoever asks for a stack then gets none, and the exit status stays."""
+    page, fd = Page.create()
+    code = (
+        "import faulthandler, os\n"
+        "from goodrun.elastic_runner import bootstrap\n"
+        "bootstrap.instrument()\n"
+        "faulthandler.unregister(bootstrap.STACK_SIGNAL)\n"
+        "os.kill(os.getpid(), bootstrap.STACK_SIGNAL)\n"
+        "os._exit(7)"
+    )
+    env = {**os.environ, PAGE_FD_VARIABLE: str(fd), STACK_FILE_VARIABLE: os.devnull}
+    assert subprocess.run([sys.executable, "-c", code], env=env, pass_fds=[fd], check=False).returncode == 7
+    page.close()
+    os.close(fd)

@@ -120,3 +120,12 @@ def test_a_rank_that_leaves_early_is_named(job):
     begin = time.monotonic()
     assert j.wait() == 143
     assert time.monotonic() - begin < 10
+
+
+@pytest.mark.parametrize("how", ["closes", "thread"])
+def test_a_rank_that_raises_is_to_blame_though_it_has_not_ended(job, how):
+    """A peer that dies because it has gone, or waits for it for ever, is not the first failure."""
+    j = job("--nproc-per-node", 2, "raises_slowly.py", how).ok()
+    (failed,) = j.events(Failed)
+    assert (failed.kind, failed.rank) == ("exception", 1)
+    assert "ValueError: mine" in failed.cause

@@ -6,8 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from goodrun.fault_injection import ChaosError, Fault, check_plan, due, for_rank, from_env, parse_plan, remaining, to_env
-from goodrun.fault_injection.kinds import KINDS
+from goodrun.fault_injection import (
+    KINDS,
+    STORAGE_KINDS,
+    ChaosError,
+    Fault,
+    check_plan,
+    due,
+    for_keeper,
+    for_rank,
+    from_env,
+    parse_plan,
+    remaining,
+    to_env,
+)
 from goodrun.fault_injection.telling import kinds_told, plan_told
 
 
@@ -31,6 +43,22 @@ def one(text: str) -> Fault:
         ("exit:code=0,rank=1@step=5", Fault(index=0, kind="exit", rank=1, at_step=5, code=0, text="exit:code=0,rank=1@step=5")),
         ("slot-lost:slot=3@step=60", Fault(index=0, kind="slot-lost", slot=3, at_step=60, text="slot-lost:slot=3@step=60")),
         ("slot-lost:rank=3@60s", Fault(index=0, kind="slot-lost", rank=3, at_s=60.0, text="slot-lost:rank=3@60s")),
+        ("enospc:for=2s@step=20", Fault(index=0, kind="enospc", at_step=20, for_s=2.0, text="enospc:for=2s@step=20")),
+        ("keeper-kill@5s", Fault(index=0, kind="keeper-kill", at_s=5.0, text="keeper-kill@5s")),
+        ("clock-jump:by=-2h@5s", Fault(index=0, kind="clock-jump", at_s=5.0, by_s=-7200.0, text="clock-jump:by=-2h@5s")),
+        ("preempt:grace=500ms@5s", Fault(index=0, kind="preempt", at_s=5.0, grace_s=0.5, text="preempt:grace=500ms@5s")),
+        (
+            "kill:rank=1@phase=save,step=30,attempt=2",
+            Fault(
+                index=0,
+                kind="kill",
+                rank=1,
+                at_phase="save",
+                at_step=30,
+                from_attempt=2,
+                text="kill:rank=1@phase=save,step=30,attempt=2",
+            ),
+        ),
         (" kill : rank = 1 @ step = 20 ; ", Fault(index=0, kind="kill", rank=1, at_step=20, text="kill : rank = 1 @ step = 20")),
     ],
 )
@@ -70,6 +98,19 @@ def test_entries_are_numbered_in_the_order_written_and_may_repeat() -> None:
         ("kill:slot=1@step=1", "unknown key 'slot'; kill takes rank"),
         ("kill:rank=1,code=2@step=1", "unknown key 'code'"),
         ("exit:rank=1,code=256@step=1", "256"),
+        ("kill:rank=1@phase=lunch", "the phase 'lunch'; there are start, save, restore"),
+        ("kill:rank=1@phase=start,step=3", "a step in a phase that has none"),
+        ("kill:rank=1@attempt=2", "needs one moment"),
+        ("kill:rank=1@step=1,3s", "needs one moment"),
+        ("kill:rank=1@step=1,step=2", "two moments of one sort"),
+        ("eio@phase=restore", "nothing is written"),
+        ("eio:rank=1@step=2", "eio takes for"),
+        ("bit-flip:for=2s@step=2", "bit-flip takes no target"),
+        ("preempt:grace=-1s@2s", "grace=-1s"),
+        ("random:seed=1", "mtbf="),
+        ("random:mtbf=0,seed=1", "mtbf=0"),
+        ("random:mtbf=3s,of=explode", "unknown kind 'explode'"),
+        ("random:mtbf=3s,often=1", "unknown key 'often'"),
         ("nowhere/plan.yaml", "No such file"),
         (";".join(["kill:rank=0@step=1"] * 64), "64 entries and at most 63"),
     ],
@@ -129,18 +170,17 @@ def test_a_rank_or_slot_the_job_does_not_have_is_refused() -> None:
         check_plan(parse_plan("slot-lost:slot=7@step=1"), 3, {4, 0, 1})
 
 
-BY_ITSELF = ("raise", "exit", "stall", "gil", "oom", "slow")
-
-
-@pytest.mark.parametrize(
-    ("kind", "moment", "from_outside"),
-    [(kind, moment, moment == "5s" and kind not in BY_ITSELF) for kind in KINDS for moment in ("step=5", "5s")],
-)
-def test_every_fault_has_exactly_one_who_inflicts_it(kind: str, moment: str, from_outside: bool) -> None:
-    """The supervisor and the rank never both do it, and never neither."""
-    plan = parse_plan(f"{kind}:rank=1@{moment}")
-    assert bool(due(plan, frozenset(), 5.0)) is from_outside
-    assert bool(for_rank(plan, 1)) is not from_outside
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("moment", ["step=5", "5s"])
+def test_every_fault_has_exactly_one_who_finds_it_due(kind: str, moment: str) -> None:
+    """The launcher, the rank and the keeper never two of them, and never none."""
+    plan = parse_plan(f"{kind}:rank=0@{moment}" if KINDS[kind].has_target else f"{kind}@{moment}")
+    finders = [bool(due(plan, frozenset(), 5.0)), bool(for_rank(plan, 0)), bool(for_keeper(plan))]
+    assert sum(finders) == 1
+    assert finders[2] is (kind in STORAGE_KINDS)
+    assert not for_rank(plan, 1)
+    if moment == "step=5":
+        assert not finders[0]  # only a rank and the keeper count steps
 
 
 def test_due_gives_the_earliest_first_and_each_once() -> None:
@@ -200,3 +240,26 @@ def test_a_plan_is_told_before_it_is_carried_out():
     assert "code 7" in told.splitlines()[0] and "slot 2" in told.splitlines()[1] and "for 2 s" in told.splitlines()[1]
     assert told.splitlines()[2].startswith("at 10 s") and "factor 3" in told.splitlines()[2]
     assert told.splitlines()[3].startswith("at 40 s")
+
+
+def test_random_faults_are_the_same_for_the_same_seed() -> None:
+    """A random entry is nothing but a plan of ordinary ones: one seed gives one plan, another seed another, around the mean asked for."""
+    entry = "random:mtbf=20,seed=7,of=kill|hang|enospc|gpu-lost,n=60"
+    plan = parse_plan(entry, 4, range(4))
+    assert plan == parse_plan(entry, 4, range(4))
+    assert plan != parse_plan(entry.replace("seed=7", "seed=8"), 4, range(4))
+    assert len(plan) == 60 and {f.kind for f in plan} == {"kill", "hang", "enospc", "gpu-lost"}
+    assert {f.rank for f in plan if f.kind == "kill"} == set(range(4))
+    assert all(f.for_s for f in plan if "for" in KINDS[f.kind].keys)
+    assert 10 < (plan[-1].at_step or 0) / 60 < 30
+    assert parse_plan("; ".join(f.text for f in plan)) == plan
+    assert [f.at_s is not None for f in parse_plan("random:mtbf=2s,seed=1,n=3; kill:rank=0@step=3", 4)] == [True] * 3 + [False]
+
+
+def test_an_attempt_holds_a_fault_back() -> None:
+    """An entry with an attempt is not handed out before it."""
+    plan = parse_plan("kill:rank=1@phase=start,attempt=1; kill:rank=1@5s,attempt=2")
+    assert [f.index for f in remaining(plan, set(), 0)] == []
+    assert [f.index for f in remaining(plan, set(), 1)] == [0]
+    assert [f.index for f in due(plan, {0}, 9.0, 2)] == [1]
+    assert due(plan, {0}, 9.0, 1) == ()

@@ -83,6 +83,29 @@ def test_a_gpu_falls_off_the_bus_and_comes_back(job, consumed_once):
     assert entry["out"] is False and entry["offences"] >= 1 and entry["by"].startswith("run ")
 
 
+def test_heat_is_told_memory_errors_shed_and_a_failed_remap_sheds_for_good(job, consumed_once):
+    """A throttled GPU stays. One with an uncorrectable memory error goes, and what was saved since it was last seen well is not restored.
+
+    One whose memory cannot be remapped goes and is never tested again. No sample is lost or repeated over all that.
+    """
+    chaos = "throttle:slot=0@step=8; ecc:slot=1@step=20; remap-failure:slot=2@step=40"
+    j = job("--nproc-per-node", 4, "--simulate-gpus", 4, "--chaos", chaos, "train.py", 64, env={"TEST_PAUSE": "0.2"}).ok()
+    assert len(j.events(ChaosFired)) == 3
+    verdicts = {v.condition: (v.index, v.verdict) for v in j.events(DeviceVerdict)}
+    assert verdicts["hw-slowdown"] == (0, "LOG")
+    assert verdicts["ecc-uncorrected"] == (1, "SHED")
+    assert verdicts["remap-failure"] == (2, "PERM")
+    assert [f.slot for f in j.events(Failed)] == [1, 2]
+    assert "slows its clocks" in j.err and "nothing is done" in j.err
+    (restored,) = [e for e in j.events(Restored) if e.attempt == 1]
+    assert restored.step <= 20  # the step of the error: it trained on for a while before anybody asked
+    assert "is not trusted: GPU 1" in j.err
+    aside = {a.slot: a.until for a in j.events(DeviceSetAside)}
+    assert aside[1] and not aside[2]
+    assert 2 not in slots(j)[-1]
+    consumed_once(j.where, 64)
+
+
 @pytest.mark.parametrize("form", ["numbers", "uuids"])
 def test_a_list_that_is_not_from_0_on_is_respected(sick_job, gpus8, form, tmp_path):
     """C34: GPUs 4 to 7 of eight, 5 falls off the bus: the three ranks left each see a good one of the list, and history names GPU 5."""
