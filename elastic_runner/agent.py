@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch.distributed import TCPStore
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from .policy import Do
+from .nodes.handler import Membership, Stand
+from .nodes.messages import Leave
+from .policy import Do, Kind
 from .supervisor import STARTED_VARIABLE, Outcome, Supervisor
 from .workers import WorkerContext
 
@@ -31,18 +33,53 @@ class GoodAgent(LocalElasticAgent):
         spec.monitor_interval = 0.0  # torch sleeps this long before it asks; we wait for events while it asks
         self._worker_store: TCPStore | None = None
         self._round = 0
+        self._membership = spec.rdzv_handler if isinstance(spec.rdzv_handler, Membership) else None
+        if self._membership is not None:
+            self.supervisor.news = self._membership.news
 
     def _rendezvous(self, worker_group: Any) -> None:  # torch's own annotations of its fields are not true
         sup, begin = self.supervisor, time.monotonic()
         worker_group.spec.local_world_size = len(sup.slots.active)
         with sup.signals.waiting("the other nodes"):
-            with _unshared_store():
-                super()._rendezvous(worker_group)
-            self._round += 1
-            generation, host, port = self._fresh_store(worker_group)
+            if self._membership is not None:
+                generation, host, port = self._agreed(self._membership, worker_group)
+            else:
+                with _unshared_store():
+                    super()._rendezvous(worker_group)
+                self._round += 1
+                generation, host, port = self._fresh_store(worker_group)
         worker_group.master_addr, worker_group.master_port = host, port
         first = worker_group.workers[0]
         sup.attempt_begins(generation, first.world_size, first.global_rank, time.monotonic() - begin)
+
+    def _agreed(self, membership: Membership, group: Any) -> tuple[int, str, int]:
+        """(generation, host, port) of the round that the nodes have agreed on; its store is new."""
+        sup = self.supervisor
+        started = int(sup.worker_env[STARTED_VARIABLE])
+        membership.stand = Stand(next=sup.generation + 1, started=started, size=group.spec.local_world_size, role=group.spec.role)
+        super()._rendezvous(group)
+        formed = membership.formed
+        assert formed is not None
+        sup.worker_env[STARTED_VARIABLE] = str(formed.started)
+        sup.recorder.round_formed(formed, membership.clock_behind_s)
+        return formed.round.generation, formed.place.address, formed.place.port
+
+    def _assign_worker_ranks(self, store: Any, group_rank: int, group_world_size: int, spec: Any) -> list[Worker]:
+        formed = self._membership.formed if self._membership is not None else None
+        if formed is None:
+            theirs: list[Worker] = super()._assign_worker_ranks(store, group_rank, group_world_size, spec)
+            return theirs
+        place = formed.place  # the leader has counted: nothing to ask a store for
+        return [
+            Worker(
+                local_rank=i,
+                global_rank=place.base_rank + i,
+                role_rank=place.base_role_rank + i,
+                world_size=place.world_size,
+                role_world_size=place.role_world_size,
+            )
+            for i in range(spec.local_world_size)
+        ]
 
     def _fresh_store(self, group: Any) -> tuple[int, str, int]:
         """(generation, host, port) of a store that no earlier attempt has written to, agreed on by all agents of the round.
@@ -78,6 +115,10 @@ class GoodAgent(LocalElasticAgent):
         until = time.monotonic() + self._poll_s if sup.config.max_nodes > 1 else None
         outcome = sup.watch(until)
         ranks = [w.global_rank for w in worker_group.workers]
+        if self._membership is not None:
+            self._membership.saved(sup.durable_step)
+            if outcome is Outcome.GIVE_UP:
+                self._membership.leave = self._farewell()
         if outcome is Outcome.HEALTHY:
             return RunResult(state=WorkerState.HEALTHY)
         if outcome is Outcome.SUCCEEDED:
@@ -86,6 +127,12 @@ class GoodAgent(LocalElasticAgent):
         # torch restarts while its counter is above zero, and takes one off
         self._remaining_restarts = 0 if outcome is Outcome.GIVE_UP else max(self._remaining_restarts, 1)
         return RunResult(state=WorkerState.FAILED, failures=self._failures())
+
+    def _farewell(self) -> Leave:
+        """What the other nodes are told: where this node is to blame, they go on without it; where the script is, nobody need."""
+        broken = self.supervisor.last_failure
+        here = broken is not None and broken.failure.kind in (Kind.NODE_SICK, Kind.SLOT_LOST, Kind.SIGNAL, Kind.HANG, Kind.DEVICE)
+        return Leave(broken.cause if broken is not None else "it gave up", closes=not here)
 
     def _failures(self) -> dict[int, ProcessFailure]:
         """torch's own record of the failure that counts, for its callers and its error report."""
@@ -113,7 +160,10 @@ class GoodAgent(LocalElasticAgent):
 
     def _exit_barrier(self) -> None:
         group: Any = self._worker_group
-        if group.group_world_size != 1:
+        if self._membership is not None:
+            with self.supervisor.signals.waiting("the other nodes to finish"):
+                self._membership.finish()
+        elif group.group_world_size != 1:
             with self.supervisor.signals.waiting("the other nodes to finish"):
                 super()._exit_barrier()  # type: ignore[no-untyped-call]
 

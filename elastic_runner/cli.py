@@ -176,6 +176,7 @@ def _run(args: Any, config: RunConfig, supervisor: Supervisor, signals: Signals)
     from torch.distributed.run import run
 
     from . import agent, alone, seams
+    from .nodes.handler import BACKEND, registered
 
     alone.instead_of_meeting(args, config.max_nodes)
     known = [s for s in (*config.stop_signals, config.requeue_signal) if hasattr(signal, s)]
@@ -183,7 +184,8 @@ def _run(args: Any, config: RunConfig, supervisor: Supervisor, signals: Signals)
     if "LOGLEVEL" not in os.environ:  # torch's agent announces what we say ourselves
         logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
     signals.wait_for("the rendezvous")  # until the agent has formed its first group
-    with seams.swapped(agent.bound_to(supervisor), agent.start_processes_for(supervisor)):
+    hint, args.node_rank = args.node_rank, 0 if args.rdzv_backend == BACKEND else args.node_rank
+    with registered(hint, config.spare_nodes), seams.swapped(agent.bound_to(supervisor), agent.start_processes_for(supervisor)):
         run(args)
 
 

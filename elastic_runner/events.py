@@ -49,6 +49,22 @@ class AttemptStarted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoundFormed(Event):
+    """The job's nodes have agreed on a generation. `nodes` are the agents in the order of their ranks, this one at `node_rank`.
+
+    `reason` is why there is a new round, `clock_behind_s` how far this node's wall clock is behind the leader's.
+    """
+
+    name: ClassVar[str] = "round_formed"
+    generation: int = -1
+    nodes: tuple[str, ...] = ()
+    node_rank: int = -1
+    leader: str = ""
+    reason: str = ""
+    clock_behind_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkersSpawned(Event):
     """All processes of this node exist. `pids[i]` belongs to local rank i; `warm` of them had torch imported already."""
 
@@ -290,7 +306,7 @@ class RunEnded(Event):
 KINDS: dict[str, type[Event]] = {
     cls.name: cls
     for cls in (
-        RunStarted, AttemptStarted, WorkersSpawned, Restored, FirstStep, RankExited, RankHung, StackDumped, ChaosFired, Failed,
+        RunStarted, RoundFormed, AttemptStarted, WorkersSpawned, Restored, FirstStep, RankExited, RankHung, StackDumped, ChaosFired, Failed,
         Decided, Stopping, Stopped, Receipt, RankProgress, DeviceVerdict, DeviceSetAside, DeviceTested, DataStarved, Notice, RunEnded,
     )
 }  # fmt: skip

@@ -18,6 +18,7 @@ from ..fault_injection.telling import plan_told
 from .config_file import apply_config_file
 from .devices.health_policy import load as load_health_policy
 from .errors import UsageError
+from .meeting import NOT_SAID, check_rendezvous, choose_rendezvous
 from .nursery import why_cold
 from .own_options import add_to
 from .policy import Budgets, Slots
@@ -70,6 +71,8 @@ class RunConfig:
     virtual_local_rank: bool = False
     max_nodes: int = 1
     local_addr: str | None = None
+    spare_nodes: int | None = None
+    """How many nodes beyond the most may wait in reserve; None is any number."""
     stop_signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     requeue_signal: str = ""
     """The signal upon which all ranks save and leave, with the status that says: start the job again."""
@@ -116,6 +119,8 @@ def build_parser() -> _Parser:
     # None tells "not given" from torchrun's default of 0, which would forbid every restart
     if "PET_MAX_RESTARTS" not in os.environ:
         parser.set_defaults(max_restarts=None)
+    if "PET_RDZV_BACKEND" not in os.environ:
+        parser.set_defaults(rdzv_backend=NOT_SAID)
     parser.ours = frozenset({a.dest for a in parser._actions} - before)
     return parser  # type: ignore[no-any-return]
 
@@ -178,8 +183,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
         vars(args).update(options_for(slurm, vars(args), address_of))
     _check_script(args)
     _check_logs(args)
-    _check_rendezvous(args)
     nproc, max_nodes = _sizes(args)
+    choose_rendezvous(args, max_nodes)
+    check_rendezvous(args)
     capped = args.max_restarts
     if capped is not None and capped < 0:
         raise UsageError(f"--max-restarts must be 0 or more, not {capped}")
@@ -221,6 +227,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
         virtual_local_rank=bool(getattr(args, "virtual_local_rank", False)),
         max_nodes=max_nodes,
         local_addr=args.local_addr,
+        spare_nodes=args.spare_nodes,
         stop_signals=tuple(s.strip() for s in args.signals_to_handle.split(",") if s.strip()),
         requeue_signal=f"SIG{args.requeue_signal}" if args.requeue_signal else "",
         slurm=slurm,
@@ -310,19 +317,6 @@ def _check_logs(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name} must be 0, 1, 2 or 3, or such numbers by local rank as in 0:1,1:2; not {given!r}") from e
     if args.log_dir and os.path.exists(args.log_dir) and not os.path.isdir(args.log_dir):
         raise UsageError(f"--log-dir {args.log_dir} is not a folder; name another")
-
-
-def _check_rendezvous(args: argparse.Namespace) -> None:
-    from torch.distributed.elastic.rendezvous import registry
-    from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
-
-    known = getattr(registry.handler_registry, "_registry", {})  # only for an early answer: torch has the last word
-    if known and args.rdzv_backend not in known and not args.standalone:
-        raise UsageError(f"--rdzv-backend {args.rdzv_backend} is unknown; there are {', '.join(sorted(known))}")
-    try:
-        _parse_rendezvous_config(args.rdzv_conf)
-    except ValueError as e:
-        raise UsageError(f"--rdzv-conf {args.rdzv_conf}: {e}") from e
 
 
 def _sizes(args: argparse.Namespace) -> tuple[int, int]:

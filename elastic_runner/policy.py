@@ -126,7 +126,7 @@ def decide(failures: Sequence[Failure], slots: Slots, budgets: Budgets, restarts
     if budgets.max_restarts is not None and restarts >= budgets.max_restarts and newest.kind is not Kind.PEER:
         return Action(do=Do.GIVE_UP, slots=slots, reason=f"--max-restarts {budgets.max_restarts} is used up")
     if newest.kind is Kind.PEER:
-        return Action(do=Do.RESTART, slots=slots, reason="another node left or joined")
+        return Action(do=Do.RESTART, slots=slots, reason=newest.message or "another node left or joined")
     if newest.kind is Kind.TEARDOWN:
         return Action(do=Do.GIVE_UP, slots=slots, reason="nothing is left to train, only the tear-down failed")
     if newest.kind is Kind.STORAGE:

@@ -8,8 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from ..fault_injection import Fault
 from ..progress import Mark, Phase, Progress
 from .attempt import Attempt, Broken
-from .events import ChaosFired, DataStarved, Failed, FirstStep, Notice, RankExited, RankHung, RankProgress, Receipt, Restored, StackDumped
+from .events import (
+    ChaosFired,
+    DataStarved,
+    Failed,
+    FirstStep,
+    Notice,
+    RankExited,
+    RankHung,
+    RankProgress,
+    Receipt,
+    Restored,
+    RoundFormed,
+    StackDumped,
+)
 from .journal import Journal
+from .nodes.member import Formed
 from .starving import StarvingWatch
 
 _PROGRESS_EVERY_S = 5.0
@@ -170,6 +184,20 @@ class Recorder:
                 f"no progress is kept: {self._in_vain} attempts in a row ended before a checkpoint, the last after {trained} steps, "
                 f"and a checkpoint comes every {every} steps (Checkpointer(every={every})); save more often"
             )
+
+    def round_formed(self, formed: Formed, clock_behind_s: float) -> None:
+        """The nodes have agreed on a round, and this one is in it."""
+        r = formed.round
+        self._journal.write(
+            RoundFormed(
+                generation=r.generation,
+                nodes=r.nodes,
+                node_rank=formed.place.rank,
+                leader=r.leader,
+                reason=formed.reason,
+                clock_behind_s=round(clock_behind_s, 6),
+            )
+        )
 
     def interrupted(self) -> None:
         """Nothing failed, but the attempt is ended now: what coming back costs counts from here."""

@@ -31,6 +31,7 @@ def _names() -> list[tuple[object, str, tuple[str, ...]]]:
         (launcher_api, "LocalElasticAgent", ("spec", "logs_specs")),
         (lea, "start_processes", ("name", "entrypoint", "args", "envs", "logs_specs", "log_line_prefixes")),
         (agent, "_rendezvous", ("worker_group",)),
+        (agent, "_assign_worker_ranks", ("store", "group_rank", "group_world_size", "spec")),
         (agent, "_monitor_workers", ("worker_group",)),
         (agent, "_restart_workers", ("worker_group",)),
         (agent, "_stop_workers", ("worker_group",)),

@@ -18,6 +18,7 @@ from .signals import PASSED_ON, Signals
 from .workers import Rank, WorkerContext
 
 _LOOK_S = 0.3
+_KILLED_WITHIN_S = 10.0
 
 
 class Stuck:
@@ -70,6 +71,16 @@ class Stopper:
         self.last_pages = attempt.pages()
         killed = (*stuck, *(r.rank for r in attempt.ranks if not r.look()))
         context.close(signal.SIGKILL, 0)
+        self.journal.write(Stopped(seconds=round(time.monotonic() - begin, 6), killed=killed))
+
+    def kill(self, attempt: Attempt, why: str) -> None:
+        """End every rank at once, without asking."""
+        begin = time.monotonic()
+        killed = tuple(r.rank for r in attempt.ranks if not r.look())
+        for r in attempt.ranks:
+            processes.kill_session(r.pid)
+        attempt.context.wait_ended(_KILLED_WITHIN_S)
+        self.journal.write(Stopping(signal="SIGKILL", why=why))
         self.journal.write(Stopped(seconds=round(time.monotonic() - begin, 6), killed=killed))
 
     def _wait(self, attempt: Attempt, until_t: float, *, hopeless: bool) -> list[int]:

@@ -19,6 +19,7 @@ from .hang import HangDetector
 from .inflicting import Inflicting
 from .journal import Journal
 from .keeper import KeeperProcess
+from .nodes.member import Changed, Ended
 from .nursery import Nursery
 from .options import RunConfig
 from .policy import Action, Do, Failure, Kind, Slots, decide, grow
@@ -33,6 +34,8 @@ STARTED_VARIABLE = "GOODRUN_RUN_STARTED"
 """When the run began, in nanoseconds of wall time: with the generation, what checkpoints are fenced by."""
 _TEND_AFTER_S = 5.0
 _NOTE_EVERY_S = 0.1
+_NEWS_WITHIN_S = 0.5
+"""A node's end reaches its peers' ranks and its peers' launchers within a few milliseconds of each other."""
 
 
 class Outcome(Enum):
@@ -77,6 +80,8 @@ class Supervisor:
     """Which step was done when, in the last minutes."""
     replaying: tuple[int, int] | None = None
     """The step whose loss was not finite and the slot to blame (-1: nobody knows), until it has been done again."""
+    news: Callable[[float], Changed | Ended | None] = lambda timeout_s: None
+    """Why this round of nodes is over, once it is; waits up to so many seconds for that."""
 
     def __post_init__(self) -> None:
         self.slots = self.config.slots
@@ -210,6 +215,9 @@ class Supervisor:
         # what a rank says when it dies of its GPU is "CUDA error", and a restart with that GPU would only fail again
         if self.ward is not None and (sick := self.ward.look(attempt, self.slots)) is not None and sick.failure.kind is not Kind.DEVICE:
             broken = sick
+        if broken.failure.kind is Kind.CONNECTION and self.news(_NEWS_WITHIN_S) is not None:
+            self.membership_changed()
+            return Outcome.RESTART
         self.recorder.failure(attempt, broken)
         self.last_failure = broken
         self.failures.append(broken.failure)
@@ -229,7 +237,7 @@ class Supervisor:
         self.slots = self.ward.fit(self.slots)
         if (sick := self.ward.look(attempt, self.slots)) is not None:
             return self._broken(attempt, sick)
-        back = self.ward.back(max((p.durable_step for p in attempt.pages().values()), default=-1))
+        back = self.ward.back(self.durable_step)
         if not back:
             return None
         action = grow(self.slots, back, len(self.config.slots.active))
@@ -248,10 +256,20 @@ class Supervisor:
         self.distrusted.append(Distrust(beyond, int(self.worker_env[STARTED_VARIABLE]), self.generation, why))
 
     def membership_changed(self) -> None:
-        """Another node came or went: start over with it."""
-        failure = Failure(t=time.monotonic(), kind=Kind.PEER, slot=-1, rank=-1)
+        """Another node came or went, or this one was left behind: start over with whoever is there."""
+        news = self.news(0.0)
+        why = news.reason if news is not None else "another node joins or has left"
+        if isinstance(news, Changed) and news.at_once and self.attempt is not None:
+            self.stopper.kill(self.attempt, why)  # the others may be about to go on without us
+        failure = Failure(t=time.monotonic(), kind=Kind.PEER, slot=-1, rank=-1, message=why)
         self._decided(decide([failure], self.slots, self.config.budgets, self.restarts))
-        self.say("another node joins or has left: starting over with the new group")
+        self.recorder.interrupted()
+        self.say(f"{why}: starting over with the nodes that are there")
+
+    @property
+    def durable_step(self) -> int:
+        """The newest durable checkpoint that this node's ranks know of; -1 if none."""
+        return max((p.durable_step for p in self.attempt.pages().values()), default=-1) if self.attempt is not None else -1
 
     def _decided(self, action: Action) -> None:
         self.pending = action

@@ -1,11 +1,15 @@
-"""Several launchers on loopback stand for several nodes: they restart together, agree on the generation, and take a late one in."""
+"""Several launchers on loopback stand for several nodes: they restart together, agree on the generation, lose one and take one in."""
 
 import os
 import signal
 import socket
 
+import pytest
+from elastic_runner.nodes.told import one_at_a_time
+from elastic_runner.test_survival import consumed, exactly_once
+
 from goodrun.checkpoint.catalogue import found_in
-from goodrun.elastic_runner.events import AttemptStarted, FirstStep, WorkersSpawned
+from goodrun.elastic_runner.events import AttemptStarted, Decided, FirstStep, RoundFormed, WorkersSpawned
 
 
 def free_port() -> int:
@@ -14,20 +18,32 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def node(job, name, port, nnodes, *argv, **env):
-    flags = ["--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "together"]
-    conf = ["--rdzv-conf", "last_call_timeout=2,is_host=" + str(int(name == "a"))]
-    return job(*flags, *conf, "--local-addr", "127.0.0.1", "--nproc-per-node", 1, *argv, name=name, env={"TEST_PAUSE": "0.05", **env})
+def flags(backend, name, ports, nnodes):
+    if backend == "c10d":
+        conf = ["--rdzv-backend", "c10d", "--rdzv-conf", "last_call_timeout=2,is_host=" + str(int(name == "a"))]
+    else:
+        conf = ["--rdzv-conf", "last_call_timeout=1"]
+    return ["--nnodes", nnodes, "--rdzv-endpoint", ",".join(f"127.0.0.1:{p}" for p in ports), "--rdzv-id", "together", *conf]
+
+
+def node(job, name, ports, nnodes, *argv, backend="goodrun", nproc=1, **env):
+    where = ["--local-addr", "127.0.0.1", "--nproc-per-node", nproc]
+    return job(*flags(backend, name, ports, nnodes), *where, *argv, name=name, env={"TEST_PAUSE": "0.05", **env})
 
 
 def attempts(j):
     return [(e.attempt, e.world_size) for e in j.events(AttemptStarted)]
 
 
-def test_two_nodes_restart_together(job):
+def rounds(j):
+    return [(e.generation, e.nodes) for e in j.events(RoundFormed)]
+
+
+@pytest.mark.parametrize("backend", ["c10d", "goodrun"])
+def test_two_nodes_restart_together(job, backend):
     """A rank killed on one node: both come back, in the same new generation, with a store that no dead rank has written to."""
-    port = free_port()
-    a, b = (node(job, name, port, 2, "allreduce.py", 60) for name in "ab")
+    ports = [free_port()]
+    a, b = (node(job, name, ports, 2, "allreduce.py", 60, backend=backend) for name in "ab")
     a.until(lambda: a.events(FirstStep) and b.events(FirstStep), 60)
     os.kill(b.events(WorkersSpawned)[0].pids[0], signal.SIGKILL)
     a.ok()
@@ -36,14 +52,16 @@ def test_two_nodes_restart_together(job):
     assert attempts(b)[0] == (0, 2)
     assert attempts(b)[-1][1] == 2
     assert len(attempts(b)) > 1
+    assert rounds(a) == rounds(b)
 
 
-def test_a_late_node_is_taken_in(job):
+@pytest.mark.parametrize("backend", ["c10d", "goodrun"])
+def test_a_late_node_is_taken_in(job, backend):
     """A node that joins a running job makes it start over at the bigger size (under torchrun it kills the job)."""
-    port = free_port()
-    a = node(job, "a", port, "1:2", "allreduce.py", 150)
+    ports = [free_port()]
+    a = node(job, "a", ports, "1:2", "allreduce.py", 150, backend=backend)
     a.until(lambda: a.events(FirstStep), 60)
-    b = node(job, "b", port, "1:2", "allreduce.py", 20)
+    b = node(job, "b", ports, "1:2", "allreduce.py", 20, backend=backend)
     b.until(lambda: b.events(FirstStep), 60)
     assert attempts(a)[-1][1] == attempts(b)[-1][1] == 2
     assert attempts(a)[-1][0] == attempts(b)[-1][0] > 0
@@ -54,8 +72,8 @@ def test_a_late_node_is_taken_in(job):
 
 def test_ranks_on_two_nodes_leave_with_the_same_step(job, tmp_path):
     """SIGTERM to one of two launchers: the ranks of both agree on a step, save it together, and both launchers say so."""
-    port = free_port()
-    a, b = (node(job, name, port, 2, "train.py", 100_000, TEST_CHECKPOINTS=str(tmp_path / "shared")) for name in "ab")
+    ports = [free_port()]
+    a, b = (node(job, name, ports, 2, "train.py", 100_000, TEST_CHECKPOINTS=str(tmp_path / "shared")) for name in "ab")
     # a rank listens from the end of its first step on
     a.until(lambda: all(sum((j.where / n).read_text().count("\n") for n in j.marks("samples.*")) > 2 for j in (a, b)), 60)
     a.proc.terminate()
@@ -66,3 +84,35 @@ def test_ranks_on_two_nodes_leave_with_the_same_step(job, tmp_path):
         assert f"goodrun: step {newest.step} was saved on the way out" in j.err
         [samples] = j.marks("samples.*")
         assert int((j.where / samples).read_text().splitlines()[-1].split()[0]) == newest.step
+
+
+@pytest.mark.parametrize("who", ["a", "c"])
+def test_a_launcher_is_killed(job, tmp_path, who):
+    """Whether it leads or not: the others go on in a round of their own, no sample is lost or repeated, the record says who was lost."""
+    ports = [free_port() for _ in range(3)]
+    env = {"TEST_DIR": str(tmp_path), "TEST_PAUSE": "0.1"}
+    jobs = {name: node(job, name, ports, "2:3", "train.py", 48, **env) for name in "abc"}
+    jobs["a"].until(lambda: all(j.events(FirstStep) for j in jobs.values()), 60)
+    led = jobs["a"].events(RoundFormed)[0]
+    jobs["a"].until(lambda: (tmp_path / "checkpoints").exists() and any((tmp_path / "checkpoints").iterdir()))
+    jobs[who].proc.kill()
+    for j in (rest := [j for name, j in jobs.items() if name != who]):
+        j.ok()
+        assert [w for _, w in attempts(j)] == [3, 2]
+        assert "lost" in j.events(Decided)[0].reason
+        assert set(j.events(RoundFormed)[1].nodes) < set(led.nodes)
+    exactly_once(consumed(tmp_path))
+    one_at_a_time(tmp_path)
+    assert rounds(rest[0]) == rounds(rest[1])
+
+
+def test_uneven_nodes(job):
+    """Two ranks here, one there; when the one loses a slot, that node alone shrinks."""
+    ports = [free_port()]
+    a = node(job, "a", ports, 2, "--chaos", "slot-lost:rank=1@step=9", "allreduce.py", 60, nproc=2)
+    b = node(job, "b", ports, 2, "allreduce.py", 60)
+    a.ok()
+    b.ok()
+    assert [w for _, w in attempts(a)] == [w for _, w in attempts(b)] == [3, 2]
+    assert [len(e.slots) for e in a.events(AttemptStarted)] == [2, 1]
+    assert [len(e.slots) for e in b.events(AttemptStarted)] == [1, 1]

@@ -71,6 +71,8 @@ while step < steps:
         step += 1
         used = ids.tolist() if weight else []
         print(step, world, *used, file=log, flush=True)
+        with open(here / f"times.g{generation:03d}.r{rank}", "a") as times:
+            print(time.monotonic(), step, file=times)
         time.sleep(float(os.environ.get("TEST_PAUSE", "0.02")))
         checkpoints.step(step)
         if step == steps:

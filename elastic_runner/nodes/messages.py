@@ -1,0 +1,206 @@
+"""What agents say to each other, and its form as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import astuple, dataclass, fields
+from typing import Any, TypeVar
+
+from .rounds import Known, Place, Round
+
+
+@dataclass(frozen=True)
+class Message:
+    """Anything that is said."""
+
+
+@dataclass(frozen=True)
+class Hello(Message):
+    """To a leader, or one that would be: I follow you. `gone`: a leader that ended while it led me. `held`: my endpoint or -1."""
+
+    node: str
+    name: str
+    held: int
+    known: Known
+    gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Withdraw(Message):
+    """I follow another one now."""
+
+
+@dataclass(frozen=True)
+class Status(Message):
+    """From the holder of an endpoint: whether it leads the job."""
+
+    node: str
+    leading: bool
+
+
+@dataclass(frozen=True)
+class Ping(Message):
+    """From a leader. `heard`: your newest Pong; `age_s`: how old its knowledge of a majority; `wall`: its clock."""
+
+    n: int
+    heard: int
+    leading: bool
+    age_s: float
+    running: bool
+    wall: float
+
+
+@dataclass(frozen=True)
+class Pong(Message):
+    """From a leader. `heard`: your newest Pong; `age_s`: how old its news of a majority is; `wall`: its clock."""
+
+    n: int
+    m: int
+    durable: int
+    behind_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ready(Message):
+    """My ranks are stopped; I wait for the next round. `next` is the least generation that I can accept."""
+
+    next: int
+    started: int
+    address: str
+    port: int
+    size: int
+    role: str
+    hint: int
+
+
+@dataclass(frozen=True)
+class Change(Message):
+    """Stop your ranks and get ready: there will be another round."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Propose(Message):
+    """Would this be a round?"""
+
+    round: Round
+
+
+@dataclass(frozen=True)
+class Ack(Message):
+    """Yes, and I have not acknowledged anything of that generation or later."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Commit(Message):
+    """All have acknowledged: begin. `started` is when the run began, for the fence of checkpoints; `reason` why there is a new round."""
+
+    generation: int
+    place: Place
+    started: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Leave(Message):
+    """I go and shall not come back under this id. `done`: my ranks have all ended with 0. `closes`: nobody else need go on, either."""
+
+    reason: str
+    done: bool = False
+    closes: bool = False
+
+
+@dataclass(frozen=True)
+class Closed(Message):
+    """The job is over."""
+
+    reason: str
+    ok: bool
+
+
+@dataclass(frozen=True)
+class Refused(Message):
+    """You are not to take part."""
+
+    reason: str
+
+
+_KINDS: dict[str, type[Message]] = {
+    c.__name__: c for c in (Hello, Withdraw, Status, Ping, Pong, Ready, Change, Propose, Ack, Commit, Leave, Closed, Refused)
+}
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "str": (str,),
+    "bool": (bool,),
+    "float": (float, int),
+    "Known": (Known,),
+    "Place": (Place,),
+    "Round": (Round,),
+}
+
+
+class Garbled(ValueError):
+    """Bytes that are no message: a fault of the sender's, or of another version; the connection is closed."""
+
+
+def encode(message: Message) -> bytes:
+    """A message as bytes."""
+    body = {f.name: _plain(getattr(message, f.name)) for f in fields(message)}
+    return json.dumps([type(message).__name__, body], separators=(",", ":")).encode()
+
+
+def decode(raw: bytes) -> Message:
+    """The message that `encode` made of it; raises Garbled for anything else."""
+    try:
+        name, body = json.loads(raw)
+        cls = _KINDS[name]
+        if set(body) != {f.name for f in fields(cls)}:
+            raise Garbled(f"{name} with the fields {sorted(body)}")
+        return _all_fit(cls(**{k: _made(k, v) for k, v in body.items()}))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise Garbled(str(e)) from e
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Round):
+        return [value.generation, " ".join(value.nodes), value.leader]
+    if isinstance(value, Known):
+        return [None if value.committed is None else _plain(value.committed), [_plain(r) for r in value.pending]]
+    return list(astuple(value)) if isinstance(value, Place) else value
+
+
+def _made(key: str, value: Any) -> Any:
+    if key == "round":
+        return _round(value)
+    if key == "known":
+        committed, pending = value
+        return Known(None if committed is None else _round(committed), tuple(_round(r) for r in pending))
+    if key == "place":
+        return _all_fit(Place(*value))
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _round(body: Any) -> Round:
+    generation, nodes, leader = body
+    return _all_fit(Round(generation, tuple(nodes.split(" ")), leader))
+
+
+T = TypeVar("T")
+
+
+def _all_fit(made: T) -> T:
+    for f in fields(made):  # type: ignore[arg-type]
+        if not _fits(getattr(made, f.name), str(f.type)):
+            raise Garbled(f"{type(made).__name__}.{f.name} is {getattr(made, f.name)!r}")
+    return made
+
+
+def _fits(value: Any, annotation: str) -> bool:
+    if kinds := _TYPES.get(annotation):
+        return isinstance(value, kinds) and (annotation == "bool" or type(value) is not bool)
+    return isinstance(value, tuple) and all(isinstance(v, str) for v in value)
