@@ -22,6 +22,8 @@ _RENDEZVOUS = {
     "master_port": None,
 }
 """torch's options that say where nodes meet, as they are where nobody gave one."""
+_HOSTS = 3
+"""Nodes at which the others may meet: one of them may be lost."""
 _FIRST_PORT, _PORTS = 20_000, 10_000
 """Below the ports that Linux gives to outgoing connections."""
 
@@ -94,11 +96,9 @@ def options_for(step: Step, given: Mapping[str, object], address: Callable[[str]
     port = _FIRST_PORT + (step.number + 1000 * step.step) % _PORTS
     return {
         "nnodes": nnodes,
-        "rdzv_backend": "c10d",
-        "rdzv_endpoint": f"{address(step.nodes[0])}:{port}",
+        "rdzv_backend": "goodrun",
+        "rdzv_endpoint": ",".join(f"{address(node)}:{port}" for node in step.nodes[:_HOSTS]),
         "rdzv_id": step.life,
-        # torch would compare the endpoint with what the machine calls itself, which need not be what Slurm calls it
-        "rdzv_conf": f"is_host={'true' if step.node == 0 else 'false'}",
         "local_addr": given.get("local_addr") or address(step.nodes[step.node]),
     }
 

@@ -91,10 +91,9 @@ def test_the_step_in_which_srun_started_us(change, expected):
 
 MET = {
     "nnodes": "3",
-    "rdzv_backend": "c10d",
-    "rdzv_endpoint": "gpu01.lan:22345",
+    "rdzv_backend": "goodrun",
+    "rdzv_endpoint": "gpu01.lan:22345,gpu02.lan:22345,gpu03.lan:22345",
     "rdzv_id": "slurm-12345.0.0",
-    "rdzv_conf": "is_host=false",
     "local_addr": "gpu02.lan",
 }
 
@@ -103,9 +102,10 @@ MET = {
     ("given", "step", "expected"),
     [
         ({}, {}, MET),
-        ({}, {"node": 0}, {**MET, "rdzv_conf": "is_host=true", "local_addr": "gpu01.lan"}),
+        ({}, {"node": 0}, {**MET, "local_addr": "gpu01.lan"}),
         ({}, {"restarts": 1}, {**MET, "rdzv_id": "slurm-12345.0.1"}),
-        ({}, {"step": 2}, {**MET, "rdzv_id": "slurm-12345.2.0", "rdzv_endpoint": "gpu01.lan:24345"}),
+        ({}, {"step": 2}, {**MET, "rdzv_id": "slurm-12345.2.0", "rdzv_endpoint": MET["rdzv_endpoint"].replace("22345", "24345")}),
+        ({}, {"nodes": ("gpu01", "gpu02", "gpu03", "gpu04", "gpu05"), "tasks": 5}, {**MET, "nnodes": "5"}),
         ({"nnodes": "2:3"}, {}, {**MET, "nnodes": "2:3"}),
         ({"local_addr": "10.0.0.2"}, {}, {**MET, "local_addr": "10.0.0.2"}),
         ({"nnodes": "1"}, {}, {}),
@@ -137,7 +137,7 @@ def test_the_command_line_takes_them_up(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     (tmp_path / "train.py").touch()
     args, config = parse(["--requeue-signal", "USR1", str(tmp_path / "train.py")])
-    assert (args.nnodes, args.rdzv_endpoint, config.max_nodes) == ("2", "localhost:22345", 2)
+    assert (args.nnodes, args.rdzv_endpoint, config.max_nodes) == ("2", "localhost:22345,ip6-localhost:22345", 2)
     assert config.requeue_signal == "SIGUSR1"
 
 
