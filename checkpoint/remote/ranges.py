@@ -59,7 +59,7 @@ class Ahead:
     def __init__(self, read: Callable[[str, int, int], bytes], spans: Iterable[Span]) -> None:
         """`read` gets a range of a file; it is called by many threads."""
         self._read = read
-        order = list(spans)
+        order = [span for span in spans if span.nbytes]
         by_file: dict[str, list[Span]] = {}
         for span in order:
             by_file.setdefault(span.file, []).append(span)
@@ -77,7 +77,7 @@ class Ahead:
     def _pieces(self, span: Span) -> list[_Piece]:
         file = self._files[span.file]
         first = bisect_right(file.begins, span.at) - 1
-        last = bisect_right(file.begins, max(span.end - 1, span.at)) - 1
+        last = bisect_right(file.begins, span.end - 1) - 1
         return file.pieces[first : last + 1]
 
     def _look_ahead(self) -> None:
@@ -92,7 +92,7 @@ class Ahead:
 
     def take(self, span: Span, into: memoryview) -> None:
         """Wait for a span. Raises CheckpointDamaged where the file is missing or too short."""
-        pieces = self._pieces(span)
+        pieces = self._pieces(span) if span.nbytes else []
         for piece in pieces:
             self._fetch(piece)
         for piece in pieces:
@@ -115,14 +115,14 @@ def _cut(file: str, spans: list[Span]) -> _File:
     cut = _File()
 
     def put(begin: int, end: int) -> None:
-        for at in range(begin, max(end, begin + 1), RANGE):
+        for at in range(begin, end, RANGE):
             cut.begins.append(at)
             cut.pieces.append(_Piece(file, at, min(at + RANGE, end)))
 
     ordered = sorted({(span.at, span.end) for span in spans})
     begin, end = ordered[0]
     for at, to in ordered[1:]:
-        if at - end > _GAP or to - begin > RANGE:
+        if at - end > _GAP or (at >= end and to - begin > RANGE):
             put(begin, end)
             begin, end = at, to
         else:

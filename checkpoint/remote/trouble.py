@@ -114,7 +114,7 @@ def _retry_after(error: BaseException) -> float | None:
 
 _SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|KEY|SAS|CREDENTIAL|CONNECTION_STRING|SIGNATURE|AUTH", re.IGNORECASE)
 _QUERY = re.compile(r"\?[^\s'\")>]+")
-_BEARER = re.compile(r"(?i)(bearer|basic|aws4-hmac-sha256|authorization[:=])\s+\S+")
+_BEARER = re.compile(r"(?i)((?:authorization[:=]\s*)?(?:bearer|basic|aws4-hmac-sha256)|authorization[:=])\s+\S+")
 _USER = re.compile(r"://[^/\s@]+@")
 _LEAST = 6
 

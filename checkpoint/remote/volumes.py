@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import logging
+import time
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
 from databricks.sdk import WorkspaceClient
-from databricks.sdk.clock import RealClock
 from databricks.sdk.core import Config
 from databricks.sdk.errors import NotFound
 
@@ -22,9 +22,14 @@ _LONGEST_S = 0.25
 _PAGE = 1000
 
 
-class _Brisk(RealClock):
+class _Brisk:
+    """The SDK's clock."""
+
+    def time(self) -> float:
+        return time.time()
+
     def sleep(self, seconds: float) -> None:
-        super().sleep(min(seconds, _LONGEST_S))
+        time.sleep(min(seconds, _LONGEST_S))
 
 
 class _Scrubbing(logging.Filter):

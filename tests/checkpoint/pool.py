@@ -90,6 +90,7 @@ def made(case: dict[str, Any], world: int, meshes: dict[int, DeviceMesh], *, zer
 def run(case: dict[str, Any], meshes: dict[int, DeviceMesh]) -> str:
     """Save at one size, load at another; what is wrong, or nothing."""
     before, after = case["worlds"]
+    os.environ.update(case["environ"])
     if before > RANK:
         Some.size_now = before
         with Checkpointer(case["folder"], bag=Bag(made(case, before, meshes, zero=False))) as checkpointer:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +17,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+
+from .conftest import far
+from .far import Fault
+from .stores import Store
 
 WORLD = 6
 POOL = Path(__file__).with_name("pool.py")
@@ -50,8 +56,19 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[
         first.stdout.close()
 
 
+SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None, derandomize=True)
+
+
+def run(pool: subprocess.Popen[str], case: list[tuple[Any, ...]], worlds: list[int], folder: str, environ: dict[str, str]) -> None:
+    """One case; the ranks say what is wrong, or nothing."""
+    assert pool.stdin is not None and pool.stdout is not None
+    pool.stdin.write(json.dumps({"tensors": case, "worlds": worlds, "folder": folder, "environ": environ}) + "\n")
+    pool.stdin.flush()
+    assert pool.stdout.readline() == "\n"
+
+
 @pytest.mark.timeout(300)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None, derandomize=True)
+@settings(SETTINGS, max_examples=25)
 @given(case=tensors, before=st.integers(1, WORLD), after=st.integers(1, WORLD))
 @example(case=C58, before=4, after=3)
 @example(case=C58, before=4, after=2)
@@ -60,9 +77,22 @@ def test_saved_at_one_size_loaded_at_another(
     pool: subprocess.Popen[str], tmp_path: Path, case: list[tuple[Any, ...]], before: int, after: int
 ) -> None:
     """Whatever the state, however it lies on the ranks, and whatever the two sizes from 1 to 6: every value comes back."""
-    assert pool.stdin is not None and pool.stdout is not None
     folder = tmp_path / "ckpt"
     shutil.rmtree(folder, ignore_errors=True)
-    pool.stdin.write(json.dumps({"tensors": case, "worlds": [before, after], "folder": str(folder)}) + "\n")
-    pool.stdin.flush()
-    assert pool.stdout.readline() == "\n"
+    run(pool, case, [before, after], str(folder), {})
+
+
+@far
+@pytest.mark.exhaustive
+@pytest.mark.timeout(600)
+@settings(SETTINGS, max_examples=10)
+@given(case=tensors, before=st.integers(1, WORLD), after=st.integers(1, WORLD))
+@example(case=C58, before=4, after=3)
+def test_across_the_network(
+    store: Store, pool: subprocess.Popen[str], case: list[tuple[Any, ...]], before: int, after: int
+) -> None:
+    """The same with faults on: every fifth request is refused for the moment."""
+    assert store.server is not None
+    count = itertools.count()
+    store.server.plan.faults = [Fault(lambda method, path: next(count) % 5 == 4, status=503)]
+    run(pool, case, [before, after], f"{store.url}/{uuid.uuid4().hex}", store.environ)

@@ -12,6 +12,7 @@ import torch
 
 from goodrun.checkpoint import CheckpointError, DictCheckpoints, Keep
 from goodrun.checkpoint.catalogue import found_in
+from goodrun.checkpoint.url import Url
 
 from .conftest import Keepers
 
@@ -29,10 +30,10 @@ def state_of(step: int) -> dict[str, Any]:
     }
 
 
-def load(root: Path) -> tuple[int | None, dict[str, Any]]:
+def load(root: Path | Url) -> tuple[int | None, dict[str, Any]]:
     """What a new process of the job would get."""
     state: dict[str, Any] = {name: torch.zeros_like(v) if isinstance(v, torch.Tensor) else 0 for name, v in state_of(0).items()}
-    return DictCheckpoints(root).load(state), state
+    return DictCheckpoints(str(root)).load(state), state
 
 
 def same(state: dict[str, Any], step: int) -> bool:

@@ -40,7 +40,7 @@ def durable(server):
 def test_down_for_a_while(job, server, seconds):
     """Storage answers 503 for a while: no restart, no failure, every step is trained, the last one is durable, and the record tells it."""
     j = job("--nproc-per-node", 2, "train.py", 300)
-    j.until(lambda: durable(server))
+    j.until(lambda: durable(server), timeout=100)
     began = time.monotonic()
     server.plan.faults = [Fault(status=503)]
     j.until(lambda: any("has not answered" in e.text for e in j.events(Notice)) and time.monotonic() - began > seconds, timeout=300)
@@ -57,22 +57,22 @@ def test_down_for_a_while(job, server, seconds):
 @pytest.mark.timeout(300)
 def test_gone_for_good(job, server, tmp_path, capsys):
     """Training goes on to its end, the status is 1, the last snapshot lies on this node's disk, and no secret anywhere."""
-    j = job("--nproc-per-node", 2, "--storage-patience", 1, "train.py", 60)
-    j.until(lambda: durable(server))
+    j = job("--nproc-per-node", 2, "--storage-patience", 1, "train.py", 30)
+    j.until(lambda: durable(server), timeout=100)
     server.plan.faults = [Fault(status=503, body=server.token.encode())]
     assert j.wait(200) == 1
     done = [int(line.split()[0]) for line in (j.where / "samples.l0.g000.r0").read_text().splitlines()]
-    assert done == list(range(1, 61))
+    assert done == list(range(1, 31))
     assert j.events(RunEnded)[0].status == 1
     [told] = {e.text for e in j.events(Notice) if "uploaded with" in e.text}
     assert told in j.err
     command = told.partition("uploaded with: ")[2].split()
     kept = Path(command[3])
     assert kept.is_relative_to(tmp_path / "state")
-    assert [f.step for f in found_in(kept.parent)] == [60]
+    assert [f.step for f in found_in(kept.parent)] == [30]
     server.plan.faults = []
     assert checkpoints_main(command[2:]) == 0
-    assert found_in(located(f"{server.volume}/run"))[0].step == 60
+    assert found_in(located(f"{server.volume}/run"))[0].step == 30
     left = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert len(left) > 10
     assert not any(server.token.encode() in what for what in left)
