@@ -22,7 +22,7 @@ from .nursery import why_cold
 from .policy import Budgets, Slots
 from .preemption import ADDRESS, ADDRESS_VARIABLE
 from .slots import first_slots
-from .slurm import Step, address_of, options_for, step_of
+from .slurm import Step, fill_in
 
 DEFAULT_SHUTDOWN_S = 30
 UNCAPPED = 9999
@@ -59,6 +59,7 @@ class RunConfig:
     """The same on the way to a restart, where survivors sit in collectives that cannot end; `--shutdown-timeout` sets both."""
     script_is_python: bool = True
     virtual_local_rank: bool = False
+    min_nodes: int = 1
     max_nodes: int = 1
     local_addr: str | None = None
     stop_signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
@@ -179,13 +180,11 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     _apply_config_file(parser, head)
     args = parser.parse_args([*head, "--", script])
     args.training_script_args = tail
-    slurm = step_of(os.environ)
-    if slurm is not None:
-        vars(args).update(options_for(slurm, vars(args), address_of))
+    slurm = fill_in(args, os.environ)
     _check_script(args)
     _check_logs(args)
     _check_rendezvous(args)
-    nproc, max_nodes = _sizes(args)
+    nproc, min_nodes, max_nodes = _sizes(args)
     capped = args.max_restarts
     if capped is not None and capped < 0:
         raise UsageError(f"--max-restarts must be 0 or more, not {capped}")
@@ -220,6 +219,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
         cold_because=cold_because if is_python else "",
         preload=_preload(args),
         virtual_local_rank=bool(getattr(args, "virtual_local_rank", False)),
+        min_nodes=min_nodes,
         max_nodes=max_nodes,
         local_addr=args.local_addr,
         stop_signals=tuple(s.strip() for s in getattr(args, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT").split(",") if s.strip()),
@@ -360,7 +360,7 @@ def _check_rendezvous(args: argparse.Namespace) -> None:
         raise UsageError(f"--rdzv-conf {args.rdzv_conf}: {e}") from e
 
 
-def _sizes(args: argparse.Namespace) -> tuple[int, int]:
+def _sizes(args: argparse.Namespace) -> tuple[int, int, int]:
     from torch.distributed.run import determine_local_world_size, parse_min_max_nnodes
 
     try:
@@ -375,7 +375,7 @@ def _sizes(args: argparse.Namespace) -> tuple[int, int]:
         raise UsageError(f"--nproc-per-node {args.nproc_per_node}: {e}") from e
     if nproc < 1:
         raise UsageError(f"--nproc-per-node {nproc}: at least one worker is needed")
-    return nproc, most
+    return nproc, least, most
 
 
 def _metrics_at(text: str | None) -> tuple[str, int] | None:

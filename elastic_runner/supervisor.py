@@ -138,6 +138,9 @@ class Supervisor:
             elif isinstance(seen, Left):
                 gone, waiting = _names(seen.gone), _names(seen.waiting)
                 self.recorder.notice(f"{gone} left with status 0 a while ago; {waiting} still at work")
+            elif isinstance(seen, Broken) and self._left_with_another(attempt):
+                self.membership_changed()
+                return Outcome.RESTART
             elif isinstance(seen, Broken) and not self._only_watched(attempt, seen):
                 return self._broken(attempt, seen)
             elif (outcome := self._devices(attempt)) is not None:
@@ -149,6 +152,11 @@ class Supervisor:
         quiet = self.recorder.training or time.monotonic() - attempt.born_t > _TEND_AFTER_S
         if self.nursery is not None and quiet and (command := attempt.context.common_command()):
             self.nursery.tend(command, len(attempt.ranks))
+
+    def _left_with_another(self, attempt: Attempt) -> bool:
+        """Whether the ranks have saved and left because another node was asked to leave, and the job may go on with fewer nodes."""
+        elastic = self.config.min_nodes < self.config.max_nodes and len(attempt.ranks) < self.world_size
+        return elastic and any(p.left_step >= 0 for p in attempt.pages().values())
 
     def _only_watched(self, attempt: Attempt, broken: Broken) -> bool:
         """Detectors in dry run, and a rank that died of a signal we passed on: neither is a failure to act upon."""

@@ -14,9 +14,9 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def node(job, name, port, nnodes, *argv, **env):
+def node(job, name, port, nnodes, *argv, more="", **env):
     flags = ["--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "together"]
-    conf = ["--rdzv-conf", "last_call_timeout=2,is_host=" + str(int(name == "a"))]
+    conf = ["--rdzv-conf", "last_call_timeout=2,is_host=" + str(int(name == "a")) + more]
     return job(*flags, *conf, "--local-addr", "127.0.0.1", "--nproc-per-node", 1, *argv, name=name, env={"TEST_PAUSE": "0.05", **env})
 
 
@@ -66,3 +66,18 @@ def test_ranks_on_two_nodes_leave_with_the_same_step(job, tmp_path):
         assert f"goodrun: step {newest.step} was saved on the way out" in j.err
         [samples] = j.marks("samples.*")
         assert int((j.where / samples).read_text().splitlines()[-1].split()[0]) == newest.step
+
+
+def test_a_node_that_is_asked_to_leave_leaves_and_the_other_goes_on(job, tmp_path):
+    """SIGTERM to one of two launchers of a job that may be smaller: no step is lost, the other trains on from the step they left with."""
+    port, more = free_port(), ",keep_alive_interval=1,keep_alive_max_attempt=3"
+    a, b = (node(job, name, port, "1:2", "train.py", 100_000, more=more, TEST_CHECKPOINTS=str(tmp_path / "shared")) for name in "ab")
+    a.until(lambda: all(sum((j.where / n).read_text().count("\n") for n in j.marks("samples.*")) > 2 for j in (a, b)), 60)
+    b.proc.terminate()
+    assert b.wait(60) == 143
+    a.until(lambda: len(a.marks("samples.*")) == 2 and (a.where / a.marks("samples.*")[1]).read_text(), 60)
+    left, goes_on = ((a.where / n).read_text().splitlines() for n in a.marks("samples.*"))
+    assert int(goes_on[0].split()[0]) == int(left[-1].split()[0]) + 1
+    assert [world for _, world in attempts(a)] == [2, 1]
+    a.proc.terminate()
+    assert a.wait(60) == 143
