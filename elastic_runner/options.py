@@ -24,7 +24,7 @@ from .own_options import add_to
 from .policy import Budgets, Slots
 from .preemption import ADDRESS, ADDRESS_VARIABLE
 from .slots import first_slots
-from .slurm import Step, address_of, options_for, step_of
+from .slurm import Step, fill_in
 
 DEFAULT_SHUTDOWN_S = 30
 UNCAPPED = 9999
@@ -69,6 +69,7 @@ class RunConfig:
     """The same on the way to a restart, where survivors sit in collectives that cannot end; `--shutdown-timeout` sets both."""
     script_is_python: bool = True
     virtual_local_rank: bool = False
+    min_nodes: int = 1
     max_nodes: int = 1
     local_addr: str | None = None
     spare_nodes: int | None = None
@@ -178,12 +179,10 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     apply_config_file(parser, head)
     args = parser.parse_args([*head, "--", script])
     args.training_script_args = tail
-    slurm = step_of(os.environ)
-    if slurm is not None:
-        vars(args).update(options_for(slurm, vars(args), address_of))
+    slurm = fill_in(args, os.environ)
     _check_script(args)
     _check_logs(args)
-    nproc, max_nodes = _sizes(args)
+    nproc, min_nodes, max_nodes = _sizes(args)
     choose_rendezvous(args, max_nodes)
     check_rendezvous(args)
     capped = args.max_restarts
@@ -225,6 +224,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
         cold_because=cold_because if is_python else "",
         preload=_preload(args),
         virtual_local_rank=bool(getattr(args, "virtual_local_rank", False)),
+        min_nodes=min_nodes,
         max_nodes=max_nodes,
         local_addr=args.local_addr,
         spare_nodes=args.spare_nodes,
@@ -319,7 +319,7 @@ def _check_logs(args: argparse.Namespace) -> None:
         raise UsageError(f"--log-dir {args.log_dir} is not a folder; name another")
 
 
-def _sizes(args: argparse.Namespace) -> tuple[int, int]:
+def _sizes(args: argparse.Namespace) -> tuple[int, int, int]:
     from torch.distributed.run import determine_local_world_size, parse_min_max_nnodes
 
     try:
@@ -334,7 +334,7 @@ def _sizes(args: argparse.Namespace) -> tuple[int, int]:
         raise UsageError(f"--nproc-per-node {args.nproc_per_node}: {e}") from e
     if nproc < 1:
         raise UsageError(f"--nproc-per-node {nproc}: at least one worker is needed")
-    return nproc, most
+    return nproc, least, most
 
 
 def _metrics_at(text: str | None) -> tuple[str, int] | None:

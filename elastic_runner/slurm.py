@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import socket
@@ -71,6 +72,14 @@ def step_of(env: Mapping[str, str]) -> Step | None:
     array = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
     job = "_".join(a for a in array if a) if all(array) else str(number)
     return Step(job=job, number=number, step=step, nodes=nodes, node=node, tasks=tasks, restarts=restarts)
+
+
+def fill_in(args: argparse.Namespace, env: Mapping[str, str]) -> Step | None:
+    """Give torch's `args` what follows from the step this process is in, if it is in one; returns the step."""
+    step = step_of(env)
+    if step is not None:
+        vars(args).update(options_for(step, vars(args), address_of))
+    return step
 
 
 def options_for(step: Step, given: Mapping[str, object], address: Callable[[str], str]) -> dict[str, object]:

@@ -164,6 +164,9 @@ class Supervisor:
             elif isinstance(seen, Left):
                 gone, waiting = _names(seen.gone), _names(seen.waiting)
                 self.recorder.notice(f"{gone} left with status 0 a while ago; {waiting} still at work")
+            elif isinstance(seen, Broken) and self._left_with_another(attempt):
+                self.membership_changed()
+                return Outcome.RESTART
             elif isinstance(seen, Broken) and not self._only_watched(attempt, seen):
                 return self._broken(attempt, seen)
             elif (outcome := self._devices(attempt)) is not None:
@@ -195,6 +198,11 @@ class Supervisor:
     def _step_at(self, t: float) -> int:
         """The step that the job had done at monotonic second `t`, or a little before."""
         return max(next((step for at, step in reversed(self.steps_at) if at <= t), self.steps_at[0][1] if self.steps_at else 0), 0)
+
+    def _left_with_another(self, attempt: Attempt) -> bool:
+        """Whether the ranks have saved and left because another node was asked to leave, and the job may go on with fewer nodes."""
+        elastic = self.config.min_nodes < self.config.max_nodes and len(attempt.ranks) < self.world_size
+        return elastic and any(p.left_step >= 0 for p in attempt.pages().values())
 
     def _only_watched(self, attempt: Attempt, broken: Broken) -> bool:
         """Detectors in dry run, and a rank that died of a signal we passed on: neither is a failure to act upon."""

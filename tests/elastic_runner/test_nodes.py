@@ -116,3 +116,18 @@ def test_uneven_nodes(job):
     assert [w for _, w in attempts(a)] == [w for _, w in attempts(b)] == [3, 2]
     assert [len(e.slots) for e in a.events(AttemptStarted)] == [2, 1]
     assert [len(e.slots) for e in b.events(AttemptStarted)] == [1, 1]
+
+
+def test_a_node_that_is_asked_to_leave_leaves_and_the_other_goes_on(job, tmp_path):
+    """SIGTERM to one of two launchers of a job that may be smaller: no step is lost, the other trains on from the step they left with."""
+    ports = [free_port(), free_port()]
+    a, b = (node(job, name, ports, "1:2", "train.py", 100_000, TEST_CHECKPOINTS=str(tmp_path / "shared")) for name in "ab")
+    a.until(lambda: all(sum((j.where / n).read_text().count("\n") for n in j.marks("samples.*")) > 2 for j in (a, b)), 60)
+    b.proc.terminate()
+    assert b.wait(60) == 143
+    a.until(lambda: len(a.marks("samples.*")) == 2 and (a.where / a.marks("samples.*")[1]).read_text(), 60)
+    left, goes_on = ((a.where / n).read_text().splitlines() for n in a.marks("samples.*"))
+    assert int(goes_on[0].split()[0]) == int(left[-1].split()[0]) + 1
+    assert [world for _, world in attempts(a)] == [2, 1]
+    a.proc.terminate()
+    assert a.wait(60) == 143

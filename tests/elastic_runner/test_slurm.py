@@ -204,6 +204,14 @@ def test_two_lives_are_one_history_and_two_at_once_are_two(job, tmp_path):
     assert len(list(runs.iterdir())) == 2
 
 
+def test_a_sick_node_is_named_to_slurm(job):
+    """Status 69 comes with the commands that keep the job's next life off this node."""
+    env = {**ENV, "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "0"}
+    j = job("--nproc-per-node", 1, "--chaos", "slot-lost:slot=0@1s", "--no-python", "sleep", 60, env=env)
+    assert j.wait() == 69
+    assert "scontrol update JobId=12345 ExcNodeList=localhost, or sbatch --exclude=localhost" in j.err
+
+
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1500)
 def test_a_real_slurm(tmp_path):
