@@ -111,6 +111,7 @@ def _launch(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
     from . import ending, runs, surroundings
+    from .supervisor import NoDevices
 
     signals.raises = lambda signum: SignalException(f"stopped by {signal.Signals(signum).name}", signal.Signals(signum))
     home, journal, fresh = _open_record(config)
@@ -142,7 +143,7 @@ def _launch(
     try:
         record(_run)(args, config, supervisor, signals)  # for a launcher that is itself somebody's worker
         status = ending.succeeded(supervisor)
-    except ChildFailedError as e:
+    except (ChildFailedError, NoDevices) as e:
         status = ending.failed(supervisor, e)
         on_error(e)
     except SignalException as e:
