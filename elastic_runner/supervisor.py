@@ -94,6 +94,7 @@ class Supervisor:
             started_t=self.started_t,
         )
         if self.ward is not None:
+            self.recorder.pace = self.ward.slow
             self.ward.tainted = lambda since_t, why: self.distrust(self._step_at(since_t), why)
         if self.nursery is not None:
             self.nursery.say = self.recorder.notice

@@ -220,6 +220,18 @@ int nvmlDeviceGetTemperatureThreshold(Device *d, int which, unsigned *celsius) {
     return ask(d, "DeviceGetTemperatureThreshold");
 }
 
+int nvmlDeviceGetClockInfo(Device *d, int which, unsigned *mhz) {
+    (void)which;
+    *mhz = (unsigned)number(d, "sm_clock", 1980);
+    return ask(d, "DeviceGetClockInfo");
+}
+
+int nvmlDeviceGetMaxClockInfo(Device *d, int which, unsigned *mhz) {
+    (void)which;
+    *mhz = (unsigned)number(d, "sm_clock_max", 1980);
+    return ask(d, "DeviceGetMaxClockInfo");
+}
+
 int nvmlDeviceGetPcieReplayCounter(Device *d, unsigned *replays) {
     *replays = (unsigned)number(d, "pcie_replays", 0);
     return ask(d, "DeviceGetPcieReplayCounter");

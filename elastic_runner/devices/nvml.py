@@ -16,6 +16,7 @@ _NVLINK_CRC = (38, 45)
 _XID_EVENT = 0x8
 _UNCORRECTED, _CORRECTED, _SINCE_DRIVER_START = 1, 0, 0
 _GPU_MAX = 3
+_SM_CLOCK = 1
 _MOST_LINKS = 36
 
 
@@ -35,6 +36,8 @@ class Nvml:
             "remap_pending": lambda h: int(self._lib.nvmlDeviceGetRemappedRows(h)[2]),
             "remap_failure": lambda h: int(self._lib.nvmlDeviceGetRemappedRows(h)[3]),
             "clock_reasons": lambda h: int(self._lib.nvmlDeviceGetCurrentClocksEventReasons(h)),
+            "sm_clock": lambda h: int(self._lib.nvmlDeviceGetClockInfo(h, _SM_CLOCK)),
+            "sm_clock_max": lambda h: int(self._lib.nvmlDeviceGetMaxClockInfo(h, _SM_CLOCK)),
             "temperature": lambda h: int(self._lib.nvmlDeviceGetTemperature(h, 0)),
             "temperature_limit": lambda h: int(self._lib.nvmlDeviceGetTemperatureThreshold(h, _GPU_MAX)),
             "pcie_replays": lambda h: int(self._lib.nvmlDeviceGetPcieReplayCounter(h)),
