@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from .answers import NOT_SUPPORTED, Answer, Device, Told
+from .kernel_log import Place
 
 RECOVERY_ACTION = 230
 _PCIE_FATAL = 180
@@ -59,6 +60,13 @@ class Nvml:
                 continue
             found.append(Device(uuid=uuid, name=name, index=index, instances=self._instances(handle)))
         return found
+
+    def place(self, handle: Any) -> Place | None:
+        """Where a device is on the PCI bus, if it tells."""
+        with suppress(self._lib.NVMLError):
+            pci = self._lib.nvmlDeviceGetPciInfo(handle)
+            return int(pci.domain), int(pci.bus), int(pci.device)
+        return None
 
     def _instances(self, handle: Any) -> tuple[str, ...]:
         """The UUIDs of a device's MIG instances; most devices have none, and say so with an error."""
