@@ -120,6 +120,7 @@ def _launch(
 
     from . import ending, runs, surroundings
     from .preemption import PreemptionWatch
+    from .supervisor import NoDevices
 
     signals.raises = lambda signum: SignalException(f"stopped by {signal.Signals(signum).name}", signal.Signals(signum))
     home, journal, fresh = _open_record(config)
@@ -155,7 +156,7 @@ def _launch(
     try:
         record(_run)(args, config, supervisor, signals)  # for a launcher that is itself somebody's worker
         status = ending.succeeded(supervisor)
-    except ChildFailedError as e:
+    except (ChildFailedError, NoDevices) as e:
         status = ending.failed(supervisor, e)
         on_error(e)
     except SignalException as e:

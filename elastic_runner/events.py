@@ -244,6 +244,20 @@ class DataStarved(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankSlow(Event):
+    """A rank that its peers waited for. `own_s`, `peers_s`: own work in a step, over `steps` steps; `device`: what its device says."""
+
+    name: ClassVar[str] = "rank_slow"
+    rank: int = -1
+    slot: int = -1
+    steps: int = 0
+    over_s: float = 0.0
+    own_s: float = 0.0
+    peers_s: float = 0.0
+    device: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeviceVerdict(Event):
     """A device said something that the health policy has a rule for. `verdict`: LOG, RESTART, SHED, DRAIN, PERM. Slot -1: not ours."""
 
@@ -307,6 +321,7 @@ KINDS: dict[str, type[Event]] = {
     cls.name: cls
     for cls in (
         RunStarted, RoundFormed, AttemptStarted, WorkersSpawned, Restored, FirstStep, RankExited, RankHung, StackDumped, ChaosFired, Failed,
-        Decided, Stopping, Stopped, Receipt, RankProgress, DeviceVerdict, DeviceSetAside, DeviceTested, DataStarved, Notice, RunEnded,
+        Decided, Stopping, Stopped, Receipt, RankProgress, RankSlow, DeviceVerdict, DeviceSetAside, DeviceTested, DataStarved,
+        Notice, RunEnded,
     )
 }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.machinery
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -51,6 +52,8 @@ class RunConfig:
     health_policy: Path | None = None
     """What is done about what GPUs say; None is the one that comes with goodrun."""
     simulate_gpus: int = 0
+    wait_for_devices_s: float = 0.0
+    """How long to wait for a device where too few are left."""
     keeper_bandwidth: float = 0.0
     """MiB per second that checkpoints may be written at; 0 is no limit."""
     storage_patience_s: float = 60.0
@@ -201,7 +204,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     cold_because = why_cold(script, is_python=is_python and not args.run_path, env=os.environ) if args.warm_start == "auto" else ""
     config = RunConfig(
         slots=slots,
-        budgets=Budgets(max_restarts=capped),
+        budgets=Budgets(max_restarts=capped, waits=args.wait_for_devices is not None),
+        wait_for_devices_s=_seconds("--wait-for-devices", args.wait_for_devices),
         chaos=plan,
         chaos_text=args.chaos or "",
         verdict=_verdict(args),
@@ -268,6 +272,13 @@ def _patience(seconds: float) -> float:
     if not 0 <= seconds < float("inf"):
         raise UsageError(f"--storage-patience must be a number of seconds, not {seconds}")
     return seconds
+
+
+def _seconds(option: str, text: str | None) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)", text.strip()) if text is not None else None
+    if text is not None and match is None:
+        raise UsageError(f"{option} {text} is no time such as 90s, 30m or 12h")
+    return 0.0 if match is None else float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def _bandwidth(mib: float) -> float:

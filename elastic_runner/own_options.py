@@ -24,6 +24,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     g.add_argument("--world-size-multiple-of", type=int, default=1, metavar="K", help="shrink to multiples of K only (tensor parallelism)")
     g.add_argument("--spares", type=int, default=0, metavar="N", help="keep N more slots in reserve; one takes the place of a lost slot")
     g.add_argument("--spare-nodes", type=int, metavar="N", help="at most N nodes beyond --nnodes' MAX wait in reserve (default: any)")
+    g.add_argument("--wait-for-devices", metavar="TIME", help="where too few slots are left, wait so long for one to come back (30m)")
     g.add_argument("--run-dir", type=Path, metavar="DIR", help="where the record and the logs go (default: a fresh folder)")
     g.add_argument(
         "--warm-start",

@@ -30,6 +30,7 @@ class Do(str, Enum):
     RESTART = "restart"
     RESTART_WITHOUT = "restart without"
     GROW = "grow"
+    WAIT = "wait"
     CONTINUE = "continue"
     GIVE_UP = "give up"
 
@@ -69,6 +70,8 @@ class Budgets:
     strikes: int = 3
     """Consecutive attempts first failed by one slot, within `strike_window_s`, before it is left out."""
     strike_window_s: float = 600.0
+    waits: bool = False
+    """Whether to wait for a slot to come back where those that are left cannot go on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +95,11 @@ class Slots:
             return None
         # what does not fill a whole multiple waits in reserve
         return replace(self, active=active[:size], spare=spare + active[size:], out=(*self.out, (slot, reason)))
+
+    @property
+    def suffice(self) -> bool:
+        """Whether those in use can be a job."""
+        return len(self.active) >= max(self.min_nproc, 1) and not len(self.active) % self.multiple_of
 
     def with_back(self, back: Collection[int], size: int) -> Slots:
         """These slots with those of `back` let in again, at most `size` of all in use; what does not fill a multiple waits in reserve."""
@@ -134,7 +142,7 @@ def decide(failures: Sequence[Failure], slots: Slots, budgets: Budgets, restarts
     if newest.kind is Kind.NODE_SICK:
         return Action(do=Do.GIVE_UP, slots=slots, reason="this node is not to be used until that is mended: start elsewhere")
     if newest.kind is Kind.SLOT_LOST:
-        return _leave_out(newest, slots, f"slot {newest.slot} is lost")
+        return _leave_out(newest, slots, f"slot {newest.slot} is lost", budgets.waits)
     if len(failures) >= budgets.unnumbered and newest.unnumbered:
         return Action(do=Do.GIVE_UP, slots=slots, reason=f"{len(failures)} failures, and the script does not say whether it makes progress")
     if newest.kind is Kind.EXCEPTION:
@@ -208,11 +216,14 @@ def _replay(failures: Sequence[Failure], slots: Slots, budgets: Budgets) -> Acti
     return Action(do=Do.RESTART, slots=turned, reason=f"replayed once from before that{moved}")
 
 
-def _leave_out(newest: Failure, slots: Slots, reason: str) -> Action:
+def _leave_out(newest: Failure, slots: Slots, reason: str, waits: bool) -> Action:
     smaller = slots.without(newest.slot, reason)
     if smaller is None:
         left = len(slots.active) - 1
         why = f"{reason}; the {left} left cannot go on (--min-nproc {slots.min_nproc}, --world-size-multiple-of {slots.multiple_of})"
+        if waits:
+            few = replace(slots, active=tuple(s for s in slots.active if s != newest.slot), out=(*slots.out, (newest.slot, reason)))
+            return Action(do=Do.WAIT, slots=few, reason=f"{why}: waiting for a device")
         return Action(do=Do.GIVE_UP, slots=slots, reason=why)
     return _shrink(newest.slot, slots, smaller, reason)
 

@@ -17,6 +17,7 @@ from .events import (
     RankExited,
     RankHung,
     RankProgress,
+    RankSlow,
     Receipt,
     Restored,
     RoundFormed,
@@ -24,6 +25,7 @@ from .events import (
 )
 from .journal import Journal
 from .nodes.member import Formed
+from .slowness import SlowWatch
 from .starving import StarvingWatch
 
 _PROGRESS_EVERY_S = 5.0
@@ -45,6 +47,8 @@ class Recorder:
         """Does what an entry of the chaos plan wants done by the launcher; a rank has found it due, or the clock."""
         self.can: Callable[[Fault], bool] = lambda fault: True
         """Whether there is anything that an entry could hurt."""
+        self.pace: Callable[[int, float], str] = lambda slot, for_s: ""
+        """Told that the rank on a slot was slow for so long; says what its device says of itself."""
         self._journal = journal
         self._chaos = chaos
         self._say = say
@@ -55,6 +59,7 @@ class Recorder:
         self._progress_t = 0.0
         self._redone: int | None = None
         self._starving = StarvingWatch(len(os.sched_getaffinity(0)))
+        self._slow, self._said_slow = SlowWatch(), set[int]()
         self._in_vain = 0
         """Failures in a row that left no checkpoint newer than the one before."""
 
@@ -66,6 +71,7 @@ class Recorder:
     def attempt_begins(self) -> None:
         """A new attempt's ranks exist: what is known of the last one stays only where it is needed to compare."""
         self._restored = self._stepped = False
+        self._slow, self._said_slow = SlowWatch(), set()
         self._starving = StarvingWatch(len(os.sched_getaffinity(0)))
         self._last_sizes, self._sizes = self._sizes or self._last_sizes, None
 
@@ -91,6 +97,7 @@ class Recorder:
         if self._journal.clock() - self._progress_t >= _PROGRESS_EVERY_S:
             self.progress(pages)
             self._starved(pages)
+            self._slowest(pages, {r.rank: r.slot for r in attempt.ranks})
 
     def progress(self, pages: Mapping[int, Progress]) -> None:
         """Write where the ranks are."""
@@ -131,6 +138,26 @@ class Recorder:
                     text=seen.text,
                 )
             )
+
+    def _slowest(self, pages: Mapping[int, Progress], slots: Mapping[int, int]) -> None:
+        seen = self._slow.look(self._journal.clock(), pages)
+        if seen is None:
+            return
+        device = self.pace(slots[seen.rank], seen.seconds)
+        self._journal.write(
+            RankSlow(
+                rank=seen.rank,
+                slot=slots[seen.rank],
+                steps=seen.steps,
+                over_s=round(seen.seconds, 3),
+                own_s=round(seen.own_s, 6),
+                peers_s=round(seen.peers_s, 6),
+                device=device,
+            )
+        )
+        if seen.rank not in self._said_slow:
+            self._said_slow.add(seen.rank)
+            self._say(seen.text + (f" ({device})" if device else ""))
 
     def way_out(self, before: Mapping[int, Progress], after: Mapping[int, Progress]) -> None:
         """Say which checkpoint a job that was told to stop has left, where it keeps any."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from ..checkpoint.distrust import DISTRUST_VARIABLE, Distrust, to_env
 from .attempt import Attempt, Broken, Finished, Left, Signalled, signal_name
 from .bootstrap import MODULES_FILE_VARIABLE
 from .devices.ward import Ward
+from .errors import GoodrunError
 from .events import AttemptStarted, Decided, WorkersSpawned
 from .hang import HangDetector
 from .inflicting import Inflicting
@@ -36,6 +38,10 @@ _TEND_AFTER_S = 5.0
 _NOTE_EVERY_S = 0.1
 _NEWS_WITHIN_S = 0.5
 """A node's end reaches its peers' ranks and its peers' launchers within a few milliseconds of each other."""
+
+
+class NoDevices(GoodrunError):
+    """Too few slots are left, and none came back in time: the machine's fault, and the scheduler's turn."""
 
 
 class Outcome(Enum):
@@ -95,6 +101,7 @@ class Supervisor:
             started_t=self.started_t,
         )
         if self.ward is not None:
+            self.recorder.pace = self.ward.slow
             self.ward.tainted = lambda since_t, why: self.distrust(self._step_at(since_t), why)
         if self.nursery is not None:
             self.nursery.say = self.recorder.notice
@@ -295,6 +302,24 @@ class Supervisor:
         self.restarts += not grows
         if self.ward is not None:
             self.ward.left_out(self.slots)
+        if not self.slots.suffice:
+            self._wait_for_devices()
+
+    def _wait_for_devices(self) -> None:
+        """Until enough slots have passed their test. Raises NoDevices when the time for that is over, and what a stop signal asks for."""
+        end, asks = time.monotonic() + self.config.wait_for_devices_s, sys.maxsize // 2
+        with self.signals.waiting("a device to come back"):
+            while not self.slots.suffice:
+                # nothing runs: there is no checkpoint to wait for, so each question counts as one
+                asks += 1
+                if self.ward is not None and (back := self.ward.back(asks)):
+                    self.slots = self.slots.with_back(back, len(self.config.slots.active))
+                elif time.monotonic() > end:
+                    reason = f"no device came back within {self.config.wait_for_devices_s:.0f} s (--wait-for-devices)"
+                    self._decided(Action(do=Do.GIVE_UP, slots=self.slots, reason=reason))
+                    raise NoDevices(reason)
+                time.sleep(_NOTE_EVERY_S)  # a re-test is a process that is looked after here
+        self.recorder.notice(f"going on with {len(self.slots.active)} ranks")
 
     # -- stopping ------------------------------------------------------------------------------------------------------
 
@@ -351,4 +376,6 @@ def _words(action: Action) -> str:
     n = len(action.slots.active)
     if action.do is Do.GIVE_UP:
         return f"giving up ({action.reason})"
+    if action.do is Do.WAIT:
+        return action.reason
     return f"restarting {n} rank{'s' if n > 1 else ''} ({action.reason})"

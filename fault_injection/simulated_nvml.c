@@ -220,6 +220,26 @@ int nvmlDeviceGetTemperatureThreshold(Device *d, int which, unsigned *celsius) {
     return ask(d, "DeviceGetTemperatureThreshold");
 }
 
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char text[32]; } PciInfo;
+
+int nvmlDeviceGetPciInfo_v3(Device *d, PciInfo *info) {
+    memset(info, 0, sizeof *info);
+    info->bus = (unsigned)d->number + 1; /* bus 1 is that of device 0 */
+    return ask(d, "DeviceGetPciInfo");
+}
+
+int nvmlDeviceGetClockInfo(Device *d, int which, unsigned *mhz) {
+    (void)which;
+    *mhz = (unsigned)number(d, "sm_clock", 1980);
+    return ask(d, "DeviceGetClockInfo");
+}
+
+int nvmlDeviceGetMaxClockInfo(Device *d, int which, unsigned *mhz) {
+    (void)which;
+    *mhz = (unsigned)number(d, "sm_clock_max", 1980);
+    return ask(d, "DeviceGetMaxClockInfo");
+}
+
 int nvmlDeviceGetPcieReplayCounter(Device *d, unsigned *replays) {
     *replays = (unsigned)number(d, "pcie_replays", 0);
     return ask(d, "DeviceGetPcieReplayCounter");

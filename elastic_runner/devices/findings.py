@@ -47,6 +47,21 @@ def findings(first: Report, now: Report, minutes: float) -> list[Finding]:
     return found + list(_memory(first, now)) + list(_links(first, now, minutes)) + list(_condition(now))
 
 
+def pace(now: Report) -> str:
+    """What a device says of how fast it can go: its clock, its temperature, and what its hardware slows it for; empty if nothing."""
+    clock, most, celsius = (now.value(query) for query in ("sm_clock", "sm_clock_max", "temperature"))
+    reasons = (now.value("clock_reasons") or 0) & _HW_SLOWDOWN
+    parts = [f"clock {clock} MHz" + (f" of {most}" if most is not None else "")] if clock is not None else []
+    parts += [f"{celsius} °C"] if celsius is not None else []
+    parts += [f"slowed by its hardware ({reasons:#x})"] if reasons else []
+    return ", ".join(parts)
+
+
+def slow_finding(device: str, evidence: str) -> Finding:
+    """The rank on this device was slower than its peers while the hardware slowed the device all along."""
+    return Finding(device=device, condition="slow", evidence=evidence)
+
+
 def xid_finding(device: str, xid: int, recovery_action: int | None) -> Finding:
     """An XID event, with field 230 as it was read after it."""
     return Finding(device=device, condition="xid", evidence=f"XID {xid}", xid=xid, recovery_action=recovery_action)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from .answers import NOT_SUPPORTED, Answer, Device, Told
+from .kernel_log import Place
 
 RECOVERY_ACTION = 230
 _PCIE_FATAL = 180
@@ -16,6 +17,7 @@ _NVLINK_CRC = (38, 45)
 _XID_EVENT = 0x8
 _UNCORRECTED, _CORRECTED, _SINCE_DRIVER_START = 1, 0, 0
 _GPU_MAX = 3
+_SM_CLOCK = 1
 _MOST_LINKS = 36
 
 
@@ -35,6 +37,8 @@ class Nvml:
             "remap_pending": lambda h: int(self._lib.nvmlDeviceGetRemappedRows(h)[2]),
             "remap_failure": lambda h: int(self._lib.nvmlDeviceGetRemappedRows(h)[3]),
             "clock_reasons": lambda h: int(self._lib.nvmlDeviceGetCurrentClocksEventReasons(h)),
+            "sm_clock": lambda h: int(self._lib.nvmlDeviceGetClockInfo(h, _SM_CLOCK)),
+            "sm_clock_max": lambda h: int(self._lib.nvmlDeviceGetMaxClockInfo(h, _SM_CLOCK)),
             "temperature": lambda h: int(self._lib.nvmlDeviceGetTemperature(h, 0)),
             "temperature_limit": lambda h: int(self._lib.nvmlDeviceGetTemperatureThreshold(h, _GPU_MAX)),
             "pcie_replays": lambda h: int(self._lib.nvmlDeviceGetPcieReplayCounter(h)),
@@ -56,6 +60,13 @@ class Nvml:
                 continue
             found.append(Device(uuid=uuid, name=name, index=index, instances=self._instances(handle)))
         return found
+
+    def place(self, handle: Any) -> Place | None:
+        """Where a device is on the PCI bus, if it tells."""
+        with suppress(self._lib.NVMLError):
+            pci = self._lib.nvmlDeviceGetPciInfo(handle)
+            return int(pci.domain), int(pci.bus), int(pci.device)
+        return None
 
     def _instances(self, handle: Any) -> tuple[str, ...]:
         """The UUIDs of a device's MIG instances; most devices have none, and say so with an error."""

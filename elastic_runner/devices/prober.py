@@ -12,9 +12,11 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, TextIO
 
 from .answers import Answer, Told, answers_to_json
+from .kernel_log import KernelLog, Place
 from .nvml import Nvml
 
 LISTEN = "xid events"
@@ -30,6 +32,10 @@ class Prober:
         self._say("devices", nvml.driver(), [[d.uuid, d.name, d.index, d.instances] for d in devices])
         self._uuids = list(uuids or [d.uuid for d in devices])
         self._listening: dict[str, Answer] = {}
+        self._log: KernelLog | None = None
+        self._places: dict[str, Place | None] = {}
+        with suppress(OSError):  # not for this user: the driver's own events are the other road
+            self._log = KernelLog()
 
     def rounds(self, many: int) -> None:
         """So many rounds (0: for ever), listening for XIDs in between."""
@@ -51,6 +57,9 @@ class Prober:
         if handle is None:
             self._listening.pop(uuid, None)  # a device that comes back is a new one to the driver
             return answers
+        if self._log is not None and uuid not in self._places:
+            self._say("ask", uuid, "place")
+            self._places[uuid] = self._nvml.place(handle)
         for query in self._nvml.queries:
             self._say("ask", uuid, query)
             answers[query] = self._nvml.ask(query, handle)
@@ -66,6 +75,9 @@ class Prober:
 
     def _tell_xids(self, wait_s: float) -> None:
         """Tell the XIDs that have come, waiting so long for the first."""
+        for place, code in self._log.xids() if self._log is not None else ():
+            for uuid in [uuid for uuid, at in self._places.items() if at == place]:
+                self._xid(uuid, code)
         if not any(a.told is Told.VALUE for a in self._listening.values()):
             time.sleep(wait_s)  # no device tells of XIDs: there is nothing else to wait for
             return

@@ -105,6 +105,13 @@ class Ward:
                 return attempt.device_to_blame(slot, Kind.DEVICE, cause)
         return None
 
+    def slow(self, slot: int, for_s: float) -> str:
+        """The rank on this slot was slower than its peers for so long: what is known of its device, in words; it may be a strike."""
+        if self._watch is None or not self.bound:
+            return ""
+        said = self._watch.slow(self.bound[slot].uuid, for_s)
+        return f"{self.bound[slot].words}: {said}" if said else ""
+
     def fit(self, slots: Slots) -> Slots:
         """The slots without the spares that have fallen sick."""
         for slot in slots.spare:

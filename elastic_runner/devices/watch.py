@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from .answers import Device, Report, Told
 from .asking import Found, ProberProcess, Trouble, Xid
-from .findings import DRIVER_GONE, Finding, findings, xid_finding
+from .findings import DRIVER_GONE, Finding, findings, pace, slow_finding, xid_finding
 from .health_policy import Do, HealthPolicy, Verdict, judge
 
 _REMEMBERED = 2000
@@ -32,6 +32,8 @@ class DeviceWatch:
         self._standing: dict[str, dict[str, Do]] = defaultdict(dict)
         self._heard_t: dict[str, tuple[float, float]] = {}
         """When each device's report before the newest came, and the one before that."""
+        self._slowed_t: dict[str, float] = {}
+        """Since when the hardware has slowed each device that it slows now."""
         self._xid_t: dict[tuple[str, int], float] = {}
         self._waiting: list[Verdict] = []
 
@@ -68,6 +70,16 @@ class DeviceWatch:
             new += self._heard(heard, alone=alone)
         return new
 
+    def slow(self, device: str, for_s: float) -> str:
+        """The rank on this device was slow for so long: what the device says of its pace. A verdict follows if its hardware slowed it."""
+        report = self.reports.get(device)
+        if report is None:
+            return ""
+        said, since = pace(report), self._slowed_t.get(device)
+        if since is not None and self._clock() - since >= for_s:
+            self._waiting += self._judged([slow_finding(device, said)], alone=False)
+        return said
+
     def close(self) -> None:
         """End the prober."""
         self._prober.close()
@@ -98,6 +110,10 @@ class DeviceWatch:
         self.reports[report.device] = report
         since, first = self._first.setdefault(report.device, (now, report))
         found = findings(first, report, (now - since) / 60)
+        if any(f.condition == "hw-slowdown" for f in found):
+            self._slowed_t.setdefault(report.device, now)
+        else:
+            self._slowed_t.pop(report.device, None)
         standing = self._standing[report.device]
         for condition in standing.keys() - {f.condition for f in found}:
             del standing[condition]
@@ -118,7 +134,7 @@ class DeviceWatch:
             history, standing = self._history[finding.device], self._standing[finding.device]
             history.append((self._clock(), finding))
             verdict = judge(self._policy, history, alone=alone)
-            if finding.xid is not None or standing.get(finding.condition) is not verdict.do:
+            if finding.xid is not None or finding.condition == "slow" or standing.get(finding.condition) is not verdict.do:
                 yield verdict
-            if finding.xid is None:
+            if finding.xid is None and finding.condition != "slow":
                 standing[finding.condition] = verdict.do

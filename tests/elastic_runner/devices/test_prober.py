@@ -7,6 +7,7 @@ import signal
 
 from goodrun.elastic_runner.devices.answers import Report, Told
 from goodrun.elastic_runner.devices.asking import Found, ProberProcess, Trouble, Xid
+from goodrun.elastic_runner.devices.kernel_log import LOG_VARIABLE
 
 
 def reports_of(uuid):
@@ -96,6 +97,19 @@ def test_an_xid_comes_at_once_with_the_drivers_own_advice(gpus, prober, hear):
     first, second = (hear(p, lambda h: isinstance(h, Xid), timeout=10)[-1] for _ in range(2))
     assert (first.device, first.code, first.recovery.value) == (gpus.uuid(2), 79, 1)
     assert (second.device, second.code, second.recovery.told) == (gpus.uuid(1), 31, Told.UNSUPPORTED)
+
+
+def test_an_xid_in_the_kernels_log_is_heard_too(gpus, prober, hear, tmp_path, monkeypatch):
+    """A device is named there by its place on the bus; what was written before, or is of no device here, is not told."""
+    log = tmp_path / "kmsg"
+    log.write_text("4,1,1,-;NVRM: Xid (PCI:0000:03:00): 95, old\n")
+    monkeypatch.setenv(LOG_VARIABLE, str(log))
+    p = prober(every_s=20.0)
+    hear(p, reports_of(gpus.uuid(3)))
+    with log.open("a") as f:
+        f.write("4,2,2,-;NVRM: Xid (PCI:0000:4f:00): 13, of another\n4,3,3,-;NVRM: Xid (PCI:0000:03:00.0): 79, pid=12, GPU has fallen\n")
+    heard = hear(p, lambda h: isinstance(h, Xid), timeout=10)[-1]
+    assert (heard.device, heard.code) == (gpus.uuid(2), 79)
 
 
 def test_without_a_driver_it_is_said_that_nothing_is_watched(gpus, prober, hear):

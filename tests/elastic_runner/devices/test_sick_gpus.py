@@ -188,6 +188,18 @@ def test_the_next_run_on_the_node_begins_without_a_gpu_that_was_set_aside(sick_j
     assert f"goodrun devices release {gpus8.uuid(2)}" in refused.err
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_job_that_must_not_shrink_waits_for_its_device(sick_job, comes):
+    """With --wait-for-devices the job stands still until the GPU has passed its test; if none comes back in time it ends with status 69."""
+    chaos = "gpu-lost:slot=1,for=1s@500ms" if comes else "remap-failure:slot=1@500ms"
+    j = sick_job(chaos, "--min-nproc", 4, "--wait-for-devices", "90s" if comes else "1s")
+    assert j.wait(100) == (0 if comes else NODE_UNFIT)
+    assert slots(j) == [(0, 1, 2, 3)] * (2 if comes else 1)
+    actions = [d.action for d in j.events(Decided)]
+    assert actions == ["wait"] if comes else actions == ["wait", "give up"]
+    assert "waiting for a device" in j.err
+
+
 @pytest.mark.parametrize("how", ["damaged", "unwritable"])
 def test_a_bad_ledger_stops_no_run(sick_job, gpus8, tmp_path, how):
     """A ledger that is damaged, or cannot be written: the run sheds the sick GPU all the same, goes on, and says so."""
