@@ -10,6 +10,9 @@ from .errors import UsageError
 class _Default(str):
     """A word that nobody has said: equal to torchrun's default, but not the same."""
 
+    def __str__(self) -> str:  # argparse passes a default through its type, str
+        return self
+
 
 NOT_SAID = _Default("static")
 """What `--rdzv-backend` is where none was given."""

@@ -55,7 +55,8 @@ class Leader:
         self._timing = timing
         self._gone: set[str] = set()
         self._done: set[str] = set()
-        self._lost: dict[str, str] = {}
+        self._lost: dict[str, tuple[str, float]] = {}
+        """Nodes of the round under way that we have lost: the words for it, and when they were heard last."""
         self._proposal: tuple[Round, float] | None = None
         self._reason = ""
         self._highest = -1
@@ -118,7 +119,7 @@ class Leader:
                 peer.heard_t += stalled  # what was sent while this process stood still has not been read yet
                 if now - peer.heard_t > self._timing.dead_s:
                     self.dropped.append(link)
-                    self._drop(link, f"{peer.hello.name} was lost: no word for {self._timing.dead_s} s (frozen, or cut off)")
+                    self._drop(link, f"{peer.hello.name} was lost: {_silent(self._timing)}")
         self._judge(now)
         if beat and now - self._pinged_t >= self._timing.beat_s:
             self._pinged_t = now
@@ -134,7 +135,9 @@ class Leader:
         leads = now - self._lease_t <= self._timing.fence_s
         if leads and not self.leading:
             newest = [r for p in self.peers.values() if (r := p.hello.known.committed) and r.generation > self._committed_generation]
-            self.committed = max(newest, key=lambda r: r.generation, default=self.committed)
+            if newest:
+                self.committed = max(newest, key=lambda r: r.generation)
+                self._lost.clear()
             self._led_t, self._proposal = now, None
         if leads != self.leading:
             self.leading, self._proposal = leads, None
@@ -178,7 +181,7 @@ class Leader:
     def _drop(self, link: int, reason: str) -> None:
         peer = self.peers.pop(link)
         if self.committed is not None and peer.hello.node in self.committed.nodes:
-            self._lost.setdefault(peer.hello.node, reason)
+            self._lost[peer.hello.node] = reason, peer.heard_t
 
     def _leave(self, link: int, peer: Peer, leave: Leave) -> None:
         node = peer.hello.node
@@ -231,9 +234,8 @@ class Leader:
         """Why the round under way must end, if it must."""
         assert self.committed is not None
         absent = set(self.committed.nodes) - {p.hello.node for p in self.peers.values()} - self._done
-        told = [self._lost[n] for n in self.committed.nodes if n in self._lost and n in absent]
         if absent:
-            return "; ".join(told) or "the node that led the job was lost"
+            return "; ".join(self._what_became_of(n) for n in self.committed.nodes if n in absent)
         if again := next((p for p in members if p.ready is not None), None):
             return f"the ranks of {again.hello.name} start over"
         if len(members) < self._most:
@@ -241,6 +243,16 @@ class Leader:
                 if p.ready is not None and p not in members and not p.done and self._may_join(p, now):
                     return f"{p.hello.name} joins"
         return None
+
+    def _what_became_of(self, node: str) -> str:
+        name = node.partition(":")[0]
+        if node in self._lost:
+            return self._lost[node][0]
+        if any(node in p.hello.gone for p in self.peers.values()):
+            return f"{name}, which led the job, was lost: its agent has ended"
+        if any(node in p.hello.lost for p in self.peers.values()):
+            return f"{name}, which led the job, was lost: {_silent(self._timing)}"
+        return f"{name} was lost"
 
     def _may_join(self, p: Peer, now: float) -> bool:
         durable = self._durable()
@@ -250,11 +262,14 @@ class Leader:
         return max((p.durable for p in self.peers.values()), default=-1)
 
     def _still_coming(self, now: float) -> bool:
-        """Whether a leader that is new at it should wait for nodes that have not turned to it yet."""
+        """Whether nodes may still turn up, or still train: one that was not heard for `dead_s` has stopped, one that ended has, too."""
         assert self.committed is not None
         here = {p.hello.node for p in self.peers.values()}
-        missing = set(self.committed.nodes) - here - self._gone - self._done - set(self._lost)
-        return bool(missing) and now - self._led_t < self._timing.return_s
+        missing = set(self.committed.nodes) - here - self._gone - self._done
+        silent = {n for p in self.peers.values() for n in p.hello.lost}
+        return any(now - self._lost[n][1] < self._timing.dead_s for n in missing if n in self._lost) or (
+            bool(missing - silent - set(self._lost)) and now - self._led_t < self._timing.return_s
+        )
 
     def _propose(self, ready: list[Peer], now: float) -> None:
         if len(ready) + len(self._done) < self._least:
@@ -270,9 +285,10 @@ class Leader:
         generation = self._highest = max(self._highest, self._committed_generation) + 1
         proposed = Round(generation, nodes, self.node)
         self._proposal = (proposed, now)
+        question, invited = Propose(proposed), set(nodes)
         for link, p in self.peers.items():
-            if p.hello.node in proposed.nodes:
-                self.out.append((link, Propose(proposed)))
+            if p.hello.node in invited:
+                self.out.append((link, question))
 
     def _in_order(self, ready: list[Peer]) -> list[Peer]:
         """The nodes that go on, in the order that they had; after them those that are new."""
@@ -284,7 +300,8 @@ class Leader:
     def _conclude(self, now: float) -> None:
         assert self._proposal is not None
         proposed, since_t = self._proposal
-        seated = {link: p for link, p in self.peers.items() if p.hello.node in proposed.nodes and p.ready is not None and not p.done}
+        invited = set(proposed.nodes)
+        seated = {link: p for link, p in self.peers.items() if p.hello.node in invited and p.ready is not None and not p.done}
         if len(seated) < len(proposed.nodes) or now - since_t > self._timing.answer_s:
             self._proposal = None
             self._go_on(now)
@@ -300,6 +317,10 @@ class Leader:
         for link, p in seated.items():
             p.ready = None
             self.out.append((link, Commit(proposed.generation, places[p.hello.node], started, self._reason)))
+
+
+def _silent(timing: Timing) -> str:
+    return f"no word for {timing.dead_s} s (frozen, or cut off)"
 
 
 def _places(peers: list[Peer]) -> dict[str, Place]:

@@ -69,6 +69,7 @@ class Member:
         self._down: set[int] = set()
         self._left = False
         self._gone: set[str] = set()
+        self._lost: set[str] = set()
         self._seeks_t = now
         self._heard_t = now
         self._lease_t = now
@@ -137,7 +138,8 @@ class Member:
         self._fence(now)
         if self.following is not None and now - self._heard_t > self._timing.dead_s:
             k, self.following, self._seeks_t = self.following, None, now
-            self._status.pop(k, None)
+            if (status := self._status.pop(k, None)) is not None and status.leading:
+                self._lost.add(status.node)
             self._down.add(k)
             self.dropped.append(k)
         self._choose(now)
@@ -179,7 +181,7 @@ class Member:
             self._say(Withdraw())
         self.following, self._heard_t = best, now
         self._count, self._sent = 0, deque(maxlen=_KEPT)
-        self._say(Hello(self.node, self.name, self.held, self.known, tuple(self._gone)))
+        self._say(Hello(self.node, self.name, self.held, self.known, tuple(self._gone), tuple(self._lost)))
         if self._ready is not None:
             self._say(self._ready)
 
@@ -208,6 +210,7 @@ class Member:
         if agreed is None or self._ready is None:
             return
         self.known = Known(agreed)
+        self._lost.clear()
         self.training, self._ready, self._lease_t = True, None, max(self._lease_t, self._acked_t)
         self.notes.append(Formed(round=agreed, place=commit.place, started=commit.started, reason=commit.reason))
 

@@ -16,13 +16,17 @@ class Message:
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """To a leader, or one that would be: I follow you. `gone`: a leader that ended while it led me. `held`: my endpoint or -1."""
+    """To a leader, or one that would be: I follow you. `held` is my endpoint or -1.
+
+    `gone`: leaders that ended while they led me; `lost`: those that fell silent.
+    """
 
     node: str
     name: str
     held: int
     known: Known
     gone: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Ping(Message):
 
 @dataclass(frozen=True)
 class Pong(Message):
-    """From a leader. `heard`: your newest Pong; `age_s`: how old its news of a majority is; `wall`: its clock."""
+    """The answer to Ping `n`: a count of one's own, the newest durable checkpoint, how far one's clock is behind the leader's."""
 
     n: int
     m: int

@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .leader import Leader
 from .link import Link, words
 from .member import Changed, Ended, Formed, Member, Note
-from .messages import Message, Ping, Status, encode
+from .messages import Message, Ping, Propose, Status, encode
 from .timing import Timing
 from .wire import Connection
 
@@ -203,16 +203,17 @@ class Node:
             self.tell(note)
 
     def _spread(self, said: list[tuple[int, Message]], now: float) -> None:
-        raw: dict[int, bytes] = {}  # a round is long, and the same for all
+        proposed: Propose | None = None
+        body = b""
         for link, message in said:
             if isinstance(message, Ping):
-                message = Ping(message.n, message.heard, message.leading, message.age_s, message.running, time.time())
+                message = replace(message, wall=time.time())
             if link == _OURS:
                 self.member.receive(self.member.held, message, now)
             elif link in self._links:
-                body = raw.get(id(message))
-                if body is None:
-                    body = raw[id(message)] = encode(message)
+                if message is not proposed:  # a round is long, and the same for all
+                    body = encode(message)
+                    proposed = message if isinstance(message, Propose) else None
                 self._links[link].say_raw(body)
 
     # -- connections ---------------------------------------------------------------------------------------------------

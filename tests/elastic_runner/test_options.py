@@ -371,3 +371,25 @@ def test_help_lists_both(capsys):
     out = capsys.readouterr().out
     theirs, _, ours = out.partition("goodrun's own options")
     assert "--rdzv-backend" in theirs and "--chaos" in ours and "--min-nproc" in ours
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "backend"),
+    [
+        (["--nnodes", "2"], {}, "goodrun"),
+        (["--nnodes", "1:4", "--rdzv-endpoint", "a:1,b:2"], {}, "goodrun"),
+        (["--nnodes", "2", "--node-rank", "1", "--master-addr", "h", "--master-port", "7"], {}, "goodrun"),
+        (["--nnodes", "2", "--rdzv-backend", "static"], {}, "static"),
+        (["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "h"], {}, "c10d"),
+        (["--nnodes", "2"], {"PET_RDZV_BACKEND": "static"}, "static"),
+        (["--nnodes", "1"], {}, "static"),
+    ],
+)
+def test_several_nodes_meet_through_goodrun_unless_told_otherwise(monkeypatch, argv, env, backend):
+    """The default is goodrun's own rendezvous for more than one node; a backend that was named, on the command line or by PET_, stays."""
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    args = parse([*argv, "train.py"])[0]
+    assert args.rdzv_backend == backend
+    if backend == "goodrun":
+        assert args.rdzv_endpoint == {"1:4": "a:1,b:2"}.get(argv[1], "h:7" if "h" in argv else "127.0.0.1:29500")

@@ -175,6 +175,18 @@ def test_a_leader_remembers_what_it_agreed_on():
     assert net.together([net.agents[i] for i in (1, 2, 4)])
 
 
+def test_a_node_that_may_still_train_is_waited_for():
+    """The leader of a round has ended, and a node of it that nobody here can reach need not know yet; found by the test below."""
+    net = begun(5, 2)
+    net.severed = {frozenset((a, b)) for a in (0, 3) for b in (1, 2, 4)}
+    net.run(8)
+    net.severed.discard(frozenset((0, 2)))
+    net.run(1)
+    net.kill(net.agents[1])
+    net.run(8)
+    assert net.together([net.agents[i] for i in (0, 2, 3)])
+
+
 FAULTS = st.one_of(
     st.tuples(st.sampled_from(["kill", "freeze", "thaw", "start", "fail"]), st.integers(0, 4)),
     st.tuples(st.sampled_from(["cut", "heal"]), st.integers(0, 4), st.integers(0, 4)),
