@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,15 @@ def alive(token: str) -> list[int]:
     return found
 
 
+def in_use(path: str) -> bool:
+    """Whether a living process has the file open or mapped, or it is gone by now."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            if f" {path}" in Path(f"/proc/{name}/maps").read_text() or path in map(os.readlink, Path(f"/proc/{name}/fd").iterdir()):
+                return True
+    return not os.path.exists(path)
+
+
 def adds_up(j: Job) -> None:
     """Whatever a test does to a run: every slot-second of it is in one bucket."""
     goodput = account(j.events())
@@ -168,6 +178,7 @@ def job(tmp_path: Path, token: str) -> Iterator[Callable[..., Job]]:
         adds_up(j)
     assert not left, f"processes left behind: {left}"
     left_in_shm = {n for n in os.listdir("/dev/shm") if not n.startswith("sem.mp-")} - shm  # those are other programs' locks
+    left_in_shm -= {n for n in left_in_shm if in_use(f"/dev/shm/{n}")}  # of a test beside this one
     assert not left_in_shm, f"left in /dev/shm: {left_in_shm}"
     # what torch makes when it is imported: a cache, and before 2.13 a folder
     torchs = ("torchinductor_", "tmp") if hasattr(instantiator, "_TEMP_DIR") else ("torchinductor_",)
