@@ -21,9 +21,9 @@ START_AGAIN = 75
 def succeeded(sup: Supervisor) -> int:
     """Every rank ended with 0."""
     _end(sup, "succeeded", 0, "")
-    if sup.restarts:
-        s = "" if sup.restarts == 1 else "s"
-        sup.say(f"done after {sup.restarts} restart{s}; the story: goodrun history {sup.journal.run_dir}")
+    if (again := sup.attempts - 1) > 0:
+        s = "" if again == 1 else "s"
+        sup.say(f"done after {again} restart{s}; the story: goodrun history {sup.journal.run_dir}")
     return 0
 
 

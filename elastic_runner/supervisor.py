@@ -74,7 +74,9 @@ class Supervisor:
     preemption: PreemptionWatch | None = None
     generation: int = -1
     world_size: int = 0
+    attempts: int = 0
     restarts: int = 0
+    """Those that count against the user's `--max-restarts`."""
     failures: list[Failure] = field(default_factory=list)
     attempt: Attempt | None = None
     last_failure: Broken | None = None
@@ -111,6 +113,7 @@ class Supervisor:
     def attempt_begins(self, generation: int, world_size: int, first_rank: int, rendezvous_s: float) -> None:
         """The group has formed as `generation`; its ranks are about to be started."""
         self.generation = self.journal.attempt = generation
+        self.attempts += 1
         self.world_size = world_size
         self.journal.write(
             AttemptStarted(world_size=world_size, first_rank=first_rank, slots=self.slots.active, rendezvous_s=round(rendezvous_s, 6))
