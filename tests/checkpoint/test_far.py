@@ -95,6 +95,28 @@ def test_faults_that_pass(store: Store, keepers: Any) -> None:
     assert [f.times for f in plan.faults] == [0] * 2
 
 
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
+def test_parts(store: Store, keepers: Any) -> None:
+    """A large shard goes in parts; one that is refused or cut is put again, alone; the restore has every bit."""
+    assert store.server is not None
+    keepers.start()
+    big = {"w": torch.rand(10 << 20), "step": 1}
+    plan = store.server.plan
+    plan.faults = [
+        Fault(lambda m, p: m == "PUT" and "partNumber=2" in p, status=503, times=2),
+        Fault(lambda m, p: m == "PUT" and "partNumber=3" in p, cut=1 << 20, times=1),
+    ]
+    DictCheckpoints(store.url).save(dict(big), 1).result(60)
+    assert [f.times for f in plan.faults] == [0, 0]
+    parts = [path.partition("partNumber=")[2][0] for path in store.server.asked("PUT") if "partNumber=" in path]
+    assert sorted(parts) == ["1", "2", "2", "2", "3", "3"]
+    assert len([path for path in store.server.asked("POST") if path.endswith("?uploads")]) == 1, "the upload was not begun anew"
+    relaunch(keepers)
+    state = {"w": torch.zeros(10 << 20), "step": 0}
+    assert DictCheckpoints(store.url).load(state) == 1
+    assert torch.equal(state["w"], big["w"])  # type: ignore[arg-type]
+
+
 @far
 def test_listings_in_pages(store: Store, keepers: Any) -> None:
     """Pages are turned until there is none, and a listing that does not have the newest yet is no error."""
