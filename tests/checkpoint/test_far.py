@@ -17,7 +17,7 @@ from goodrun.checkpoint.places import located, storage_at
 from goodrun.checkpoint.remote.objects import persistence_at
 from goodrun.elastic_runner.reading import checkpoints_main
 
-from .conftest import far
+from .conftest import far, one_of_far
 from .far import Fault
 from .stores import SECRET, Store
 from .test_keeper import same, state_of
@@ -117,7 +117,7 @@ def test_parts(store: Store, keepers: Any) -> None:
     assert torch.equal(state["w"], big["w"])  # type: ignore[arg-type]
 
 
-@far
+@one_of_far
 def test_listings_in_pages(store: Store, keepers: Any) -> None:
     """Pages are turned until there is none, and a listing that does not have the newest yet is no error."""
     assert store.server is not None
@@ -135,7 +135,7 @@ def test_listings_in_pages(store: Store, keepers: Any) -> None:
     assert same(state, step)
 
 
-@far
+@one_of_far
 def test_damage_is_gone_around(store: Store, keepers: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """An object that is missing, cut or changed: the checkpoint is skipped with one line, the one before is restored."""
     keepers.start()
@@ -155,7 +155,7 @@ def test_damage_is_gone_around(store: Store, keepers: Any, capsys: pytest.Captur
         assert why in said
 
 
-@far
+@one_of_far
 def test_storage_that_does_not_answer_is_no_fresh_start(store: Store, keepers: Any) -> None:
     """Where storage is down at a restore, nothing older is taken for the newest: it is an error that says so."""
     assert store.server is not None
@@ -171,7 +171,7 @@ def test_storage_that_does_not_answer_is_no_fresh_start(store: Store, keepers: A
         load(store)
 
 
-@far
+@one_of_far
 def test_outage_that_passes(store: Store, keepers: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """Storage is down for several saves: training is not held up, the ranks are told, and the newest is durable in the end."""
     assert store.server is not None
@@ -215,7 +215,7 @@ def test_storage_gone_for_good(store: Store, keepers: Any, tmp_path: Path, capsy
     assert SECRET not in str(failed.value) + capsys.readouterr().err
 
 
-@far
+@one_of_far
 def test_only_what_is_needed_is_read(store: Store, keepers: Any) -> None:
     """A restore that takes one of several large tensors asks for its range and no more."""
     assert store.server is not None
