@@ -171,5 +171,11 @@ class Objects:
                 return
 
     def exists(self, path: Url) -> bool:
-        """Whether there is such an object, or any under this path."""
-        return path.name in self.entries(path.parent) or bool(self.entries(path))
+        """Whether there is such an object, or any under this path; what lies beside it need not be ours to list."""
+        if self.entries(path):
+            return True
+        try:
+            self.read(path, 0, 1)
+        except FileNotFoundError:
+            return False
+        return True

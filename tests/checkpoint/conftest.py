@@ -114,6 +114,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 far = pytest.mark.parametrize("store", ["s3", "volume"], indirect=True)
+one_of_far = pytest.mark.parametrize("store", ["volume", pytest.param("s3", marks=pytest.mark.exhaustive)], indirect=True)
+"""Where the two hardly differ, one of them is enough for every day."""
 
 
 @pytest.fixture

@@ -78,7 +78,6 @@ class Far(BaseHTTPRequestHandler):
             return
         body = self._read(length)
         if fault is not None and fault.status:
-            self._note(fault.status)
             self.reply(fault.status, fault.body, {"Retry-After": fault.retry_after} if fault.retry_after else {})
             return
         self._cut = fault.cut if fault is not None else -1

@@ -17,7 +17,7 @@ from goodrun.checkpoint.places import located, storage_at
 from goodrun.checkpoint.remote.objects import persistence_at
 from goodrun.elastic_runner.reading import checkpoints_main
 
-from .conftest import far
+from .conftest import far, one_of_far
 from .far import Fault
 from .stores import SECRET, Store
 from .test_keeper import same, state_of
@@ -95,7 +95,29 @@ def test_faults_that_pass(store: Store, keepers: Any) -> None:
     assert [f.times for f in plan.faults] == [0] * 2
 
 
-@far
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
+def test_parts(store: Store, keepers: Any) -> None:
+    """A large shard goes in parts; one that is refused or cut is put again, alone; the restore has every bit."""
+    assert store.server is not None
+    keepers.start()
+    big = {"w": torch.rand(10 << 20), "step": 1}
+    plan = store.server.plan
+    plan.faults = [
+        Fault(lambda m, p: m == "PUT" and "partNumber=2" in p, status=503, times=2),
+        Fault(lambda m, p: m == "PUT" and "partNumber=3" in p, cut=1 << 20, times=1),
+    ]
+    DictCheckpoints(store.url).save(dict(big), 1).result(60)
+    assert [f.times for f in plan.faults] == [0, 0]
+    parts = [path.partition("partNumber=")[2][0] for path in store.server.asked("PUT") if "partNumber=" in path]
+    assert sorted(parts) == ["1", "2", "2", "2", "3", "3"]
+    assert len([path for path in store.server.asked("POST") if path.endswith("?uploads")]) == 1, "the upload was not begun anew"
+    relaunch(keepers)
+    state = {"w": torch.zeros(10 << 20), "step": 0}
+    assert DictCheckpoints(store.url).load(state) == 1
+    assert torch.equal(state["w"], big["w"])  # type: ignore[arg-type]
+
+
+@one_of_far
 def test_listings_in_pages(store: Store, keepers: Any) -> None:
     """Pages are turned until there is none, and a listing that does not have the newest yet is no error."""
     assert store.server is not None
@@ -113,7 +135,7 @@ def test_listings_in_pages(store: Store, keepers: Any) -> None:
     assert same(state, step)
 
 
-@far
+@one_of_far
 def test_damage_is_gone_around(store: Store, keepers: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """An object that is missing, cut or changed: the checkpoint is skipped with one line, the one before is restored."""
     keepers.start()
@@ -133,7 +155,7 @@ def test_damage_is_gone_around(store: Store, keepers: Any, capsys: pytest.Captur
         assert why in said
 
 
-@far
+@one_of_far
 def test_storage_that_does_not_answer_is_no_fresh_start(store: Store, keepers: Any) -> None:
     """Where storage is down at a restore, nothing older is taken for the newest: it is an error that says so."""
     assert store.server is not None
@@ -149,7 +171,7 @@ def test_storage_that_does_not_answer_is_no_fresh_start(store: Store, keepers: A
         load(store)
 
 
-@far
+@one_of_far
 def test_outage_that_passes(store: Store, keepers: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """Storage is down for several saves: training is not held up, the ranks are told, and the newest is durable in the end."""
     assert store.server is not None
@@ -193,7 +215,7 @@ def test_storage_gone_for_good(store: Store, keepers: Any, tmp_path: Path, capsy
     assert SECRET not in str(failed.value) + capsys.readouterr().err
 
 
-@far
+@one_of_far
 def test_only_what_is_needed_is_read(store: Store, keepers: Any) -> None:
     """A restore that takes one of several large tensors asks for its range and no more."""
     assert store.server is not None
