@@ -32,6 +32,9 @@ class LightningCheckpoints(Callback):  # type: ignore[misc]
     `sampler` is the batch sampler of the training data, a LightningSampler: `DataLoader(data, batch_sampler=sampler,
     generator=torch.Generator())`. Tell Lightning to leave it alone: `Trainer(use_distributed_sampler=False)`. Its global batch is that of
     one `training_step` over all ranks. With gradients accumulated, checkpoints are made between optimizer steps only.
+
+    Validation at the end of an epoch comes before the checkpoint of its last step. One within an epoch (`val_check_interval`) comes after
+    that of its step, and a run that is restored right there goes on without it: give its loader a generator of its own.
     """
 
     def __init__(

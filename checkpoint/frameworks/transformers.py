@@ -62,6 +62,8 @@ class TrainerCheckpoints(TrainerCallback):  # type: ignore[misc]
         self._batches: _MicroBatches | None = None
         self._checkpoints: Checkpointer | None = None
         self._epoch_steps = 1
+        self._unsaved = False
+        self._evaluations = 0
         trainer.get_train_dataloader = self._loader
         trainer.add_callback(self)
 
@@ -96,10 +98,25 @@ class TrainerCheckpoints(TrainerCallback):  # type: ignore[misc]
         t._initial_global_step = t._globalstep_last_logged = state.global_step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Beat, and save when it is time."""
-        assert self._checkpoints is not None
+        """Beat, and save when it is time; an evaluation of this step comes first, for its loaders draw random numbers."""
         state.epoch = state.global_step / self._epoch_steps  # the trainer counts from where this attempt began
-        self._checkpoints.step(state.global_step)
+        ends_epoch = state.global_step % self._epoch_steps == 0
+        self._unsaved = True
+        if control.should_evaluate or (ends_epoch and args.eval_strategy == "epoch"):
+            sets = self._trainer.eval_dataset
+            self._evaluations = len(sets) if isinstance(sets, dict) else 1
+            progress.heartbeat(step=state.global_step)
+        else:
+            self._step(state)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """An evaluation that was expected did not come (`eval_delay`)."""
+        self._step(state)
+
+    def _step(self, state: Any) -> None:
+        if self._unsaved and self._checkpoints is not None:
+            self._unsaved, self._evaluations = False, 0
+            self._checkpoints.step(state.global_step)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """An evaluation goes on: it has a limit of its own."""
@@ -108,9 +125,17 @@ class TrainerCheckpoints(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """It is over."""
         progress.heartbeat(phase=progress.Phase.STEP)
+        self._evaluations -= 1
+        if self._evaluations == 0:
+            self._step(state)
+
+    def on_predict(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """So is that."""
+        progress.heartbeat(phase=progress.Phase.STEP)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Wait for the save that is being written."""
+        self._step(state)
         if self._checkpoints is not None:
             self._checkpoints.close()
             self._checkpoints = None

@@ -41,7 +41,8 @@ class Log(TrainerCallback):
 
 class Tiny(Trainer):
     def compute_loss(self, model, inputs, **more):
-        log.ids.extend(inputs.pop("id").tolist())
+        ids = inputs.pop("id").tolist()
+        log.ids.extend(ids if model.training else [])
         return super().compute_loss(model, inputs, **more)
 
 
@@ -56,13 +57,15 @@ arguments = TrainingArguments(
     learning_rate=0.01,
     logging_steps=3,
     save_strategy="no",
+    eval_strategy="steps",
+    eval_steps=2,
     report_to="none",
     disable_tqdm=True,
     ddp_find_unused_parameters=True,
     remove_unused_columns=False,
 )
 torch.manual_seed(0)
-trainer = Tiny(GPT2LMHeadModel(config), arguments, train_dataset=Rows(), callbacks=[log])
+trainer = Tiny(GPT2LMHeadModel(config), arguments, train_dataset=Rows(), eval_dataset=Rows(), callbacks=[log])
 TrainerCheckpoints(trainer, here / "checkpoints", every=every, global_batch=global_batch)
 trainer.train()
 state = b"".join(p.detach().numpy().tobytes() for p in trainer.model.parameters())
