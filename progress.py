@@ -76,6 +76,7 @@ class _Word(IntEnum):
     OWN_SINCE = 24
     FINITE_STEP = 25
     BAD_STEP = 26
+    RUN_STARTED = 27
     MARKS = 32  # one word per Mark from here on
 
 
@@ -107,6 +108,8 @@ class Progress:
     """The newest step whose loss the script gave and was finite; -1 if none."""
     bad_step: int
     """The first step whose loss was not; -1 if none."""
+    run_started: int
+    """Wall nanoseconds by which checkpoints are fenced; 0 until that is settled."""
     numbered: bool
     """Whether `step` counts over the whole job: the script numbers its steps, or restored one. Else it counts this attempt's."""
     saves_on_stop: bool
@@ -245,6 +248,10 @@ class Page:
         elif self._words[_Word.BAD_STEP] < 0:
             self._words[_Word.BAD_STEP] = step
 
+    def run_started(self, ns: int) -> None:
+        """The start of the run by which checkpoints are fenced from now on: another one than the launcher's, where a clock was wrong."""
+        self._words[_Word.RUN_STARTED] = ns
+
     def saved(self, step: int) -> None:
         """A checkpoint of this step was taken (not yet durable)."""
         self._words[_Word.SAVED_STEP] = step
@@ -312,6 +319,7 @@ class Page:
             chaos_fired=w[_Word.CHAOS_FIRED],
             finite_step=w[_Word.FINITE_STEP],
             bad_step=w[_Word.BAD_STEP],
+            run_started=w[_Word.RUN_STARTED],
             numbered=bool(w[_Word.EXPLICIT]) or w[_Word.RESTORED_STEP] >= 0,
             saves_on_stop=bool(w[_Word.SAVES_ON_STOP]),
             left_step=w[_Word.LEFT],

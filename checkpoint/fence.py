@@ -56,8 +56,10 @@ class Fence:
     def claim(self) -> Token:
         """Take the directory, if it is there yet, and return the token to go by; CheckpointFenced where a newer attempt has it."""
         owner = self._owner()
-        if not self._given and owner is not None and owner >= self.token:
-            # Under plain torchrun clocks of two hosts are all there is to go by; who claims later is the newer one.
+        # Under plain torchrun clocks of two hosts are all there is to go by; who claims later is the newer one. So it is where a run begins
+        # and finds an owner that has begun in its future: one of two clocks was wrong.
+        in_future = owner is not None and self.token.generation == 0 and owner.started > time.time_ns()
+        if owner is not None and owner >= self.token and (not self._given or in_future):
             self.token = Token(owner.started + 1, self.token.generation)
         self._given = True
         if self._storage.exists(self._file.parent):  # nothing is written for a mere look at a directory that is not there yet

@@ -54,6 +54,8 @@ class Store:
         """This attempt's token, the same on all ranks; claims the directory the first time."""
         if self._agreed is None:
             self._agreed = Token(*self.ranks.from_first(self._fence.claim))
+            if (page := progress.page()) is not None:
+                page.run_started(self._agreed.started)
         return self._agreed
 
     # -- saving --------------------------------------------------------------------------------------------------------

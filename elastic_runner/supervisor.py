@@ -296,6 +296,8 @@ class Supervisor:
     def begin_restart(self) -> None:
         """Stop what is left of the attempt, and take over the slots that were decided."""
         assert self.attempt is not None and self.pending is not None
+        started = max((p.run_started for p in self.attempt.pages().values()), default=0)
+        self.worker_env[STARTED_VARIABLE] = str(started or self.worker_env[STARTED_VARIABLE])
         grows = self.pending.do is Do.GROW
         hung = self.last_failure.failure.rank if self.last_failure is not None and self.last_failure.evidence and not grows else None
         self.stopper.stop(self.attempt, signal.SIGTERM, self.config.restart_grace_s, "restart", hung=hung)

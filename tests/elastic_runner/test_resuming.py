@@ -1,5 +1,7 @@
 """Steps, labels and learning rates over restarts: nothing is done twice without being counted, and nothing is left out."""
 
+import json
+
 from goodrun.elastic_runner.events import Failed, Notice, Restored
 
 
@@ -25,3 +27,13 @@ def test_attempts_that_keep_nothing_are_named(job):
     said = [e.text for e in j.events(Notice) if e.text.startswith("no progress is kept")]
     assert len(said) == 2
     assert "2 attempts in a row ended before a checkpoint, the last after 4 steps, and a checkpoint comes every 50 steps" in said[0]
+
+
+def test_a_launcher_whose_clock_is_behind_goes_on(job):
+    """The launcher before it has begun in its future: it restores, comes back from a kill, and commits all the same."""
+    fence = job("--nproc-per-node", 2, "train.py", 10).ok().where / "checkpoints" / ".fence.json"
+    started = json.loads(fence.read_text())["started"] + 3600 * 10**9
+    fence.write_text(json.dumps({"started": started, "generation": 0}))
+    j = job("--nproc-per-node", 2, "--chaos", "kill:rank=1@step=18", "train.py", 25).ok()
+    assert [r.step for r in j.events(Restored)][-2:] == [10, 15]
+    assert json.loads(fence.read_text()) == {"started": started + 1, "generation": 1}
