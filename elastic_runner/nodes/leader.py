@@ -209,7 +209,10 @@ class Leader:
             self._done.add(node)
             return
         self._gone.add(node)  # it has said that it will not speak again
-        self._drop(link, f"{peer.hello.name} has left: {leave.reason}")
+        reason = f"{peer.hello.name} has left: {leave.reason}"
+        self._drop(link, reason)
+        if node == self.node:  # the next leader has to be found, but why should not be a riddle
+            self.out += [(other, Change(reason)) for other in self.peers]
         if leave.closes:
             self._close(Closed(f"{peer.hello.name}: {leave.reason}", ok=False))
 
