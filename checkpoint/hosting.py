@@ -30,6 +30,7 @@ class Guest:
     token: Token = _NOBODY
     rank: int = -1
     asked_to_settle: bool = False
+    asked_t: float = 0.0
 
 
 @dataclass
@@ -77,7 +78,7 @@ class Host:
             return
         shelf = self.shelves.get(m.get("directory", guest.directory))
         if op == "settle":
-            guest.directory, guest.asked_to_settle = m["directory"], True
+            guest.directory, guest.asked_to_settle, guest.asked_t = m["directory"], True, time.monotonic()
             self.settled()
         elif shelf is None:
             guest.line.send({"op": "nothing"})

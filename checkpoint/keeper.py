@@ -30,6 +30,7 @@ from .url import Url
 from .wire import Gone, Line, address_of, same_user
 
 _ALONE_S = 20.0
+_OTHERS_WITHIN_S = 2.0
 """How long a keeper that a rank has started waits for its first connection."""
 
 
@@ -207,7 +208,7 @@ class Keeper:
             try:
                 self._attend(running)
                 drain = self._drain(running)
-                path = drain.write(running.work, lambda r=running: r.given_up)  # type: ignore[misc]
+                path = drain.write(running.work, lambda r=running: r.given_up or self._waited_for(r))  # type: ignore[misc]
             except Exception as e:  # whatever storage does: the ranks have to learn of it, and the keeper goes on
                 error = e
             if path is not None:
@@ -221,6 +222,14 @@ class Keeper:
 
     def _drain(self, running: _Running) -> Drain:
         return Drain(storage_at(running.work.directory, self.disk), self.limiter, running.shelf.known)
+
+    def _waited_for(self, running: _Running) -> str | None:
+        """Ranks that begin anew wait for what is being written: other nodes' parts come soon, or their nodes are lost."""
+        guests = list(self.host.guests.values())
+        asked = [g.asked_t for g in guests if g.asked_to_settle and g.directory == running.shelf.directory]
+        if asked and time.monotonic() - min(asked) > _OTHERS_WITHIN_S:
+            return f"the other nodes' parts have not come within {_OTHERS_WITHIN_S:.0f} s of a new attempt's beginning"
+        return None
 
     def _written(self, running: _Running, path: Where | None, error: Exception | None) -> None:
         self.running = None

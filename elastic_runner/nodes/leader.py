@@ -11,6 +11,8 @@ from .rounds import Known, Place, Round, may_lead
 from .timing import Timing
 
 _KEPT = 64
+_IN_VAIN = 3
+_SOON_S = 60.0
 
 
 @dataclass(kw_only=True)
@@ -55,6 +57,10 @@ class Leader:
         self._timing = timing
         self._gone: set[str] = set()
         self._done: set[str] = set()
+        self._joined: dict[str, tuple[int, float]] = {}
+        """The newest durable checkpoint when a node of the round under way came in, and when that was."""
+        self._in_vain: dict[str, int] = {}
+        """How often in a row a machine was lost before a checkpoint was made with it."""
         self._lost: dict[str, tuple[str, float]] = {}
         """Nodes of the round under way that we have lost: the words for it, and when they were heard last."""
         self._proposal: tuple[Round, float] | None = None
@@ -169,6 +175,10 @@ class Leader:
         for other, peer in list(self.peers.items()):
             if peer.hello.node == hello.node:
                 del self.peers[other]  # it comes over a new connection
+        if self._in_vain.get(hello.name, 0) >= _IN_VAIN:
+            why = f"{hello.name} was lost {_IN_VAIN} times in a row before a checkpoint was made with it; the job goes on without it"
+            self.out.append((link, Refused(why)))
+            return
         self.peers[link] = Peer(hello=hello, heard_t=now)
         self._lost.pop(hello.node, None)
         self._highest = max(self._highest, hello.known.generation)
@@ -182,6 +192,15 @@ class Leader:
         peer = self.peers.pop(link)
         if self.committed is not None and peer.hello.node in self.committed.nodes:
             self._lost[peer.hello.node] = reason, peer.heard_t
+            self._count(peer)
+
+    def _count(self, lost: Peer) -> None:
+        """A machine that comes and is lost again, and again, costs the others a restart each time."""
+        name = lost.hello.name
+        durable, joined_t = self._joined.get(lost.hello.node, (-1, float("-inf")))
+        in_vain = self._durable() <= durable if durable >= 0 else lost.heard_t - joined_t < _SOON_S
+        alone = not any(p.hello.name == name for p in self.peers.values())  # else it is one machine for several nodes: a test
+        self._in_vain[name] = self._in_vain.get(name, 0) + 1 if in_vain and alone else 0
 
     def _leave(self, link: int, peer: Peer, leave: Leave) -> None:
         node = peer.hello.node
@@ -190,7 +209,10 @@ class Leader:
             self._done.add(node)
             return
         self._gone.add(node)  # it has said that it will not speak again
-        self._drop(link, f"{peer.hello.name} has left: {leave.reason}")
+        reason = f"{peer.hello.name} has left: {leave.reason}"
+        self._drop(link, reason)
+        if node == self.node:  # the next leader has to be found, but why should not be a riddle
+            self.out += [(other, Change(reason)) for other in self.peers]
         if leave.closes:
             self._close(Closed(f"{peer.hello.name}: {leave.reason}", ok=False))
 
@@ -312,6 +334,7 @@ class Leader:
         self.committed, self._proposal = proposed, None
         self._lost.clear()
         self._enough_t = None
+        self._joined = {n: self._joined.get(n, (self._durable(), now)) for n in proposed.nodes}
         by_node = {p.hello.node: p for p in seated.values()}
         places = _places([by_node[n] for n in proposed.nodes])
         for link, p in seated.items():

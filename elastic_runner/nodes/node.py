@@ -7,6 +7,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ _OURS = 0
 _RETRY_S = 0.2
 _UNPROVEN = 1024
 _STRANGE = 2
+_CLOCKS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +129,7 @@ class Node:
         self._taken: dict[int, int] = {}
         """Endpoints of this machine that somebody else holds, and how often in a row it has not answered as an agent of this job would."""
         self._count = _OURS
-        self._local_up = False
+        self._clocks: deque[float] = deque(maxlen=_CLOCKS)
         self._tick_t = now
 
     def start(self) -> None:
@@ -310,6 +312,9 @@ class Node:
         """A link brings a message."""
         now = time.monotonic()
         if link.k is not None:
+            if isinstance(message, Ping):
+                self._clocks.append(message.wall - time.time())
+                self.member.behind_s = max(self._clocks)  # the ping that was on its way for the shortest time tells best
             self.member.receive(link.k, message, now)
         elif self.leader is not None:
             self.leader.receive(link.number, message, now)

@@ -131,3 +131,25 @@ def test_a_node_that_is_asked_to_leave_leaves_and_the_other_goes_on(job, tmp_pat
     assert [world for _, world in attempts(a)] == [2, 1]
     a.proc.terminate()
     assert a.wait(60) == 143
+
+
+def test_a_node_whose_device_is_gone_leaves_and_the_other_goes_on(job):
+    """Its only slot is lost: it ends with 69 and signs off; the other node does not wait for it."""
+    ports = [free_port()]
+    a = node(job, "a", ports, "1:2", "allreduce.py", 60)
+    b = node(job, "b", ports, "1:2", "--chaos", "slot-lost:rank=1@step=9; slot-lost:rank=0@step=9", "allreduce.py", 60)
+    assert b.wait(100) == 69, b.err
+    a.ok()
+    assert [w for _, w in attempts(a)] == [2, 1]
+    assert any(word in a.events(RoundFormed)[1].reason for word in ("has left: ", "which led the job"))
+
+
+def test_a_script_that_cannot_work_ends_the_job_on_all_nodes(job):
+    """One node says so, and the other need not find out for itself."""
+    ports = [free_port()]
+    a = node(job, "a", ports, 2, "plain.py", "wait")
+    b = node(job, "b", ports, 2, "cannot_start.py")
+    assert b.wait(100) == 1, b.err
+    assert a.wait(30) == 1, a.err
+    assert "could not start" in b.err
+    assert "vm: rank" in a.err.replace(socket.gethostname(), "vm") or "a_module_that_nobody_has" in a.err

@@ -23,9 +23,10 @@ class Wire:
 class Agent:
     """One agent. Its ranks stop `lag_s` after it was told."""
 
-    def __init__(self, net, number, held):
+    def __init__(self, net, number, place, held):
+        self.place = place
         self.net, self.number, self.name = net, number, f"n{number}"
-        self.member = Member(self.name, self.name, net.timing, net.now)
+        self.member = Member(self.name, f"machine{place}", net.timing, net.now)
         self.leader = None
         if held is not None:
             self.member.held = held
@@ -134,8 +135,7 @@ class Net:
     def start(self, place):
         """An agent on machine `place`, which holds the endpoint of that number, if there is one."""
         held = place if place < self.endpoints else None
-        agent = Agent(self, len(self.agents), held)
-        agent.place = place
+        agent = Agent(self, len(self.agents), place, held)
         self.agents.append(agent)
         if held is not None:
             self.holders[held] = agent

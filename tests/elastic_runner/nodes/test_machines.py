@@ -134,6 +134,15 @@ class Cluster:
         r = self.jobs[min(self.jobs)].events(RoundFormed)[-1]
         return int(r.leader.split(":")[0].removeprefix("node"))
 
+    def cease(self) -> None:
+        """Kill the job in the middle of its work; what it has done so far is exact."""
+        for one in self.jobs.values():
+            one.proc.kill()
+            one.proc.wait(20)
+        one_at_a_time(self.where)
+        done = consumed(self.where)
+        exactly_once({s: done[s] for s in range(1, max(done) // 8 * 8 + 1)})
+
     def done(self, nodes) -> None:
         """The `nodes` end well, the samples are exact, and no two generations trained at once."""
         for n in nodes:
@@ -148,7 +157,15 @@ OTHERS = [("node", False), ("cut", False), *((what, leads) for what in ("agent",
 
 def ranks(c: Cluster, n: int) -> list[int]:
     """The processes on machine n that run the script."""
-    return [p for p in c.processes(n)[3:] if b"train.py" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    return [p for p in c.processes(n)[3:] if b"train.py" in command(p)]
+
+
+def command(pid: int) -> bytes:
+    """The words that started a process; none if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def strike(c: Cluster, what: str, n: int) -> None:
@@ -189,6 +206,7 @@ def test_a_node_is_lost(job, machines, tmp_path, what, leads):
     noticed = max(next(e.t for e in c.jobs[n].events(Decided)) for n in rest)
     print(f"{what}, leads {leads}: noticed after {noticed - hit:.2f} s, first step after {back - hit:.2f} s")
     assert noticed - hit < 2.0 + 1.0  # the second is for this machine's load
+    assert back - hit < 40  # nothing waits a minute for what a lost node owes
     assert all("was lost" in c.jobs[n].events(RoundFormed)[1].reason for n in rest)
     if what == "frozen":
         for pid in c.processes(lost):
@@ -216,14 +234,14 @@ def test_a_worker_is_killed(job, machines, tmp_path):
 @pytest.mark.exhaustive
 def test_a_node_joins(job, machines, tmp_path):
     """A new agent on a machine whose agent was killed comes in at the next checkpoint."""
-    c = Cluster(job, machines, tmp_path, 120)
+    c = Cluster(job, machines, tmp_path, 100000)
     c.until_all_step(range(3))
     c.jobs[2].proc.kill()
     c.until_all_step([0, 1], 0)
     c.start(2)
     c.until_all_step(range(3), c.generation(0))
     assert "joins" in c.jobs[0].events(RoundFormed)[-1].reason
-    c.done(range(3))
+    c.cease()
 
 
 @pytest.mark.exhaustive
@@ -250,9 +268,5 @@ def test_twenty_minutes_at_random(job, machines, tmp_path):
             c.jobs[n].proc.wait(20)
             c.start(n)
         c.until_all_step(range(3), before)
-    one_at_a_time(tmp_path)
-    done = consumed(tmp_path)
-    exactly_once({s: done[s] for s in range(1, max(done) // 8 * 8 + 1)})
-    for one in c.jobs.values():
-        one.proc.kill()
+    c.cease()
     assert len(stretches(tmp_path)) > 5

@@ -156,6 +156,30 @@ def test_a_node_in_reserve_takes_the_place_of_a_lost_one():
     assert spare.trains is not None
 
 
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_machine_that_is_lost_again_and_again(saves):
+    """Three times in a row before a checkpoint was made with it: the fourth time it is sent away. Checkpoints in between forgive it."""
+    net = begun(3, 2)
+    first = net.agents[0].member
+
+    def save():
+        net.run(1)
+        first.durable += saves
+        net.run(1)
+
+    for n in range(5):
+        save()
+        net.kill(net.agents[-1])
+        assert net.run(5, lambda: net.together(net.agents[:2]))
+        late = net.start(2)
+        save()
+        joins = saves or n < 2
+        assert net.run(8, lambda late=late: late.trains is not None) == joins, n
+        if not joins:
+            assert "3 times in a row" in late.ended.reason
+            break
+
+
 def test_too_few_wait():
     """Below the least nobody trains; with one more they do."""
     net = begun(3, 3, (3, 3))
