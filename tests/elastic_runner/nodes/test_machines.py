@@ -18,7 +18,7 @@ from elastic_runner.conftest import Job
 from elastic_runner.nodes.told import one_at_a_time, stretches
 from elastic_runner.test_survival import consumed, exactly_once
 
-from goodrun.elastic_runner.events import AttemptStarted, Decided, FirstStep, RoundFormed, Stopping
+from goodrun.elastic_runner.events import AttemptStarted, Decided, FirstStep, RoundFormed, Stopping, WorkersSpawned
 
 PORT = 29500
 
@@ -156,16 +156,18 @@ OTHERS = [("node", False), ("cut", False), *((what, leads) for what in ("agent",
 
 
 def ranks(c: Cluster, n: int) -> list[int]:
-    """The processes on machine n that run the script."""
-    return [p for p in c.processes(n)[3:] if b"train.py" in command(p)]
+    """The ranks on machine n; the record has their ids as the machine itself sees them."""
+    inside = c.jobs[n].events(WorkersSpawned)[-1].pids
+    return [p for p in c.processes(n)[3:] if id_inside(p) in inside]
 
 
-def command(pid: int) -> bytes:
-    """The words that started a process; none if it is gone."""
+def id_inside(pid: int) -> int:
+    """A process's id in the innermost name space; 0 if it is gone."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
-        return b""
+        return 0
+    return int(next(line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:")))
 
 
 def strike(c: Cluster, what: str, n: int) -> None:
