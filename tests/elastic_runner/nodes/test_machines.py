@@ -18,7 +18,7 @@ from elastic_runner.conftest import Job
 from elastic_runner.nodes.told import one_at_a_time, stretches
 from elastic_runner.test_survival import consumed, exactly_once
 
-from goodrun.elastic_runner.events import AttemptStarted, Decided, FirstStep, RoundFormed, Stopping, WorkersSpawned
+from goodrun.elastic_runner.events import AttemptStarted, Decided, FirstStep, RankProgress, RoundFormed, Stopping, WorkersSpawned
 
 PORT = 29500
 
@@ -126,6 +126,15 @@ class Cluster:
 
         jobs[0].until(there, timeout)
         return max(j.events(FirstStep)[-1].first_step_t for j in jobs)
+
+    def until_saved(self) -> None:
+        """Wait until all nodes know of a checkpoint that was begun in their newest generation."""
+
+        def saved(j: Job) -> bool:
+            begun = j.events(FirstStep)[-1]
+            return any(e.durable_step > begun.step for e in j.events(RankProgress) if e.attempt == begun.attempt)
+
+        self.jobs[0].until(lambda: all(saved(j) for j in self.jobs.values()), 90)
 
     def generation(self, n: int) -> int:
         return self.jobs[n].events(AttemptStarted)[-1].attempt
@@ -270,5 +279,6 @@ def test_twenty_minutes_at_random(job, machines, tmp_path):
             c.jobs[n].proc.wait(20)
             c.start(n)
         c.until_all_step(range(3), before)
+        c.until_saved()  # a machine that is lost again and again before that is sent away
     c.cease()
     assert len(stretches(tmp_path)) > 5
