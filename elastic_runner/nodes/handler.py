@@ -36,6 +36,7 @@ _JOIN_S = 600
 _STORE_S = 60
 _BYE_S = 0.5
 _FINISH_S = 300.0
+_NAMES_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +120,6 @@ class Membership(RendezvousHandler):
             self._closed = True
             leave = self.leave
             self._loop.call(lambda: self._node.member.leave(leave))
-            self._loop.call(lambda: None)
-            time.sleep(0)
             self._flush()
             self._loop.stop()
         return True
@@ -222,12 +221,16 @@ class Membership(RendezvousHandler):
             self._node.changed.wait_for(lambda: said[0] or self._loop.failed is not None, _BYE_S)
 
 
-def numeric(host: str) -> str:
-    """The address of `host`, which may be one already."""
-    try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError as e:
-        raise UsageError(f"the host {host!r} has no address that this machine knows: {e.strerror}") from e
+def numeric(host: str, patience_s: float = _NAMES_WITHIN_S) -> str:
+    """The address of `host`, which may be one already. Where nodes get their names as they come up, others may have to wait for them."""
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        except OSError as e:
+            if time.monotonic() > end:
+                raise UsageError(f"the host {host!r} has no address that this machine knows: {e.strerror}") from e
+            time.sleep(0.5)
 
 
 def resolve(endpoint: str) -> tuple[tuple[str, int], ...]:

@@ -243,13 +243,14 @@ class Leader:
             reason = self._why(members, now)
             if reason is None:
                 return
+            if not self._reason or set(self.committed.nodes) & set(self._lost):  # what began it, or what is worse
+                self._reason = reason
             for link, p in self.peers.items():
                 if p in members and p.ready is None and p.told < self._committed_generation:
                     p.told = self._committed_generation
                     self.out.append((link, Change(reason)))
             if any(p.ready is None for p in members) or self._still_coming(now):
                 return
-            self._reason = reason
         self._propose([p for p in staying if p.ready is not None], now)
 
     def _why(self, members: list[Peer], now: float) -> str | None:
@@ -332,6 +333,7 @@ class Leader:
             return
         started = max(p.ready.started for p in seated.values() if p.ready is not None)
         self.committed, self._proposal = proposed, None
+        because, self._reason = self._reason, ""
         self._lost.clear()
         self._enough_t = None
         self._joined = {n: self._joined.get(n, (self._durable(), now)) for n in proposed.nodes}
@@ -339,7 +341,7 @@ class Leader:
         places = _places([by_node[n] for n in proposed.nodes])
         for link, p in seated.items():
             p.ready = None
-            self.out.append((link, Commit(proposed.generation, places[p.hello.node], started, self._reason)))
+            self.out.append((link, Commit(proposed.generation, places[p.hello.node], started, because)))
 
 
 def _silent(timing: Timing) -> str:

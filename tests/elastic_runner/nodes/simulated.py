@@ -127,7 +127,7 @@ class Net:
         self.now, self.endpoints, self.nnodes, self.lag_s = 0.0, endpoints, nnodes, lag_s
         self.wires, self.holders, self.agents = [], {}, []
         self.severed = set()
-        self.agreed = {}
+        self.agreed, self.reasons = {}, {}
         self.count = 0
         for i in range(count):
             self.start(i)
@@ -184,6 +184,7 @@ class Net:
         r = note.round
         assert self.agreed.setdefault(r.generation, r.nodes) == r.nodes, "two rounds of one generation"
         assert len(r.nodes) <= self.nnodes[1]
+        self.reasons[r.generation] = note.reason
         agent.trains, agent.stops_t = r.generation, None
         agent.rounds.append((r.generation, note.place.rank, r.nodes))
         for other in self.agents:

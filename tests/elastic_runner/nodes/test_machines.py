@@ -18,7 +18,7 @@ from elastic_runner.conftest import Job
 from elastic_runner.nodes.told import one_at_a_time, stretches
 from elastic_runner.test_survival import consumed, exactly_once
 
-from goodrun.elastic_runner.events import AttemptStarted, Decided, FirstStep, RoundFormed, Stopping
+from goodrun.elastic_runner.events import AttemptStarted, Decided, FirstStep, RankProgress, RoundFormed, Stopping, WorkersSpawned
 
 PORT = 29500
 
@@ -127,6 +127,15 @@ class Cluster:
         jobs[0].until(there, timeout)
         return max(j.events(FirstStep)[-1].first_step_t for j in jobs)
 
+    def until_saved(self) -> None:
+        """Wait until all nodes know of a checkpoint that was begun in their newest generation."""
+
+        def saved(j: Job) -> bool:
+            begun = j.events(FirstStep)[-1]
+            return any(e.durable_step > begun.step for e in j.events(RankProgress) if e.attempt == begun.attempt)
+
+        self.jobs[0].until(lambda: all(saved(j) for j in self.jobs.values()), 90)
+
     def generation(self, n: int) -> int:
         return self.jobs[n].events(AttemptStarted)[-1].attempt
 
@@ -156,16 +165,18 @@ OTHERS = [("node", False), ("cut", False), *((what, leads) for what in ("agent",
 
 
 def ranks(c: Cluster, n: int) -> list[int]:
-    """The processes on machine n that run the script."""
-    return [p for p in c.processes(n)[3:] if b"train.py" in command(p)]
+    """The ranks on machine n; the record has their ids as the machine itself sees them."""
+    inside = c.jobs[n].events(WorkersSpawned)[-1].pids
+    return [p for p in c.processes(n)[3:] if id_inside(p) in inside]
 
 
-def command(pid: int) -> bytes:
-    """The words that started a process; none if it is gone."""
+def id_inside(pid: int) -> int:
+    """A process's id in the innermost name space; 0 if it is gone."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
-        return b""
+        return 0
+    return int(next(line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:")))
 
 
 def strike(c: Cluster, what: str, n: int) -> None:
@@ -268,5 +279,6 @@ def test_twenty_minutes_at_random(job, machines, tmp_path):
             c.jobs[n].proc.wait(20)
             c.start(n)
         c.until_all_step(range(3), before)
+        c.until_saved()  # a machine that is lost again and again before that is sent away
     c.cease()
     assert len(stretches(tmp_path)) > 5

@@ -131,6 +131,7 @@ def test_ranks_stay():
     late = net.start(1)
     assert net.run(5, lambda: net.together(net.living()))
     assert net.agreed[late.trains] == (*left, late.name)
+    assert net.reasons == {0: "", 1: "machine1 was lost: its agent has ended", 2: "machine1 joins"}
 
 
 def test_one_after_the_other_down_to_one():

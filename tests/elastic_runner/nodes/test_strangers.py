@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from goodrun.elastic_runner.errors import UsageError
+from goodrun.elastic_runner.nodes.handler import resolve
 from goodrun.elastic_runner.nodes.messages import Garbled, Leave, Ready, decode, encode
 from goodrun.elastic_runner.nodes.node import Formed, Job, Loop, Node
 from goodrun.elastic_runner.nodes.wire import MAGIC, Broken, Connection, job_key
@@ -185,3 +187,24 @@ def test_it_listens_on_the_jobs_address_only(agents, port):
         listening = [line.split()[1] for line in f.read().splitlines()[1:] if line.split()[3] == "0A"]
     assert [where for where in listening if where.endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]
     assert MAGIC
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("127.0.0.1:7", (("127.0.0.1", 7),)),
+        ("127.0.0.1", (("127.0.0.1", 29500),)),
+        ("127.0.0.1:7, 127.0.0.2:8", (("127.0.0.1", 7), ("127.0.0.2", 8))),
+        ("[::1]:7,::1", (("::1", 7), ("::1", 29500))),
+    ],
+)
+def test_endpoints(text, found):
+    """One or several, with a port or torchrun's own."""
+    assert resolve(text) == found
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:0", "127.0.0.1:x", "127.0.0.1:7,127.0.0.1:7", ":7", ""])
+def test_endpoints_that_are_none(text):
+    """Said in one sentence that names the words."""
+    with pytest.raises(UsageError, match="rdzv-endpoint"):
+        resolve(text)
