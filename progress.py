@@ -77,6 +77,7 @@ class _Word(IntEnum):
     FINITE_STEP = 25
     BAD_STEP = 26
     RUN_STARTED = 27
+    LEAVING = 28
     MARKS = 32  # one word per Mark from here on
 
 
@@ -108,6 +109,8 @@ class Progress:
     """The newest step whose loss the script gave and was finite; -1 if none."""
     bad_step: int
     """The first step whose loss was not; -1 if none."""
+    leaving_t: float
+    """When its interpreter began to end, 0 if it has not: what it holds, connections above all, goes some time before the process does."""
     run_started: int
     """Wall nanoseconds by which checkpoints are fenced; 0 until that is settled."""
     numbered: bool
@@ -252,6 +255,10 @@ class Page:
         """The start of the run by which checkpoints are fenced from now on: another one than the launcher's, where a clock was wrong."""
         self._words[_Word.RUN_STARTED] = ns
 
+    def leaving(self) -> None:
+        """This rank's interpreter begins to end."""
+        self._words[_Word.LEAVING] = time.monotonic_ns()
+
     def saved(self, step: int) -> None:
         """A checkpoint of this step was taken (not yet durable)."""
         self._words[_Word.SAVED_STEP] = step
@@ -319,6 +326,7 @@ class Page:
             chaos_fired=w[_Word.CHAOS_FIRED],
             finite_step=w[_Word.FINITE_STEP],
             bad_step=w[_Word.BAD_STEP],
+            leaving_t=w[_Word.LEAVING] / 1e9,
             run_started=w[_Word.RUN_STARTED],
             numbered=bool(w[_Word.EXPLICIT]) or w[_Word.RESTORED_STEP] >= 0,
             saves_on_stop=bool(w[_Word.SAVES_ON_STOP]),

@@ -24,6 +24,8 @@ _CONNECTION_LOST = re.compile(r"(gloo|nccl|Dist\w*Error).*(connect|closed|reset|
 STARTED_AFTER_S = 60.0
 """A script that shows no steps counts as started once it has run this long."""
 _SAY_LEFT_AFTER_S = 10.0
+_ENDS_WITHIN_MS = 3000
+"""How long an interpreter that has begun to end is waited for, where its status tells whose fault it was."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +154,21 @@ class Attempt:
         first = min(dead, key=lambda r: ((r.code or 0) >= 0, r.ended_t))
         if (first.code or 0) < 0 or not _lost_connection(first):
             return first
-        # one that raises has said so before its connections close, and may take longer to end than a peer that misses it
-        return min(self._raised(), key=lambda r: (r.code is None, r.ended_t), default=first)
+        # one that raises, or leaves, has said so before its connections close, and may take longer to end than a peer that misses it
+        if raised := self._raised():
+            return min(raised, key=lambda r: (r.code is None, r.ended_t))
+        leaving = [r for r in self.ranks if (r.code or 0) >= 0 and r.page.read().leaving_t]
+        if leaving and (left := min(leaving, key=lambda r: r.page.read().leaving_t)) is not first:
+            self._await_end(left)
+            return left if left.code else first
+        return first
+
+    @staticmethod
+    def _await_end(r: Rank) -> None:
+        poll = select.poll()
+        poll.register(r.pidfd, select.POLLIN)
+        poll.poll(_ENDS_WITHIN_MS)
+        r.look()
 
     def _raised(self) -> list[Rank]:
         """The ranks that have left an exception of their own behind; they may not have ended yet, and may never."""

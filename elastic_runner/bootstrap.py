@@ -6,6 +6,7 @@ imports them.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import functools
@@ -52,6 +53,7 @@ def instrument() -> None:
     _arm_chaos(page)
     _list_modules(os.environ.pop(MODULES_FILE_VARIABLE, ""))
     _report_exceptions()
+    atexit.register(_leaving)
     if "torch" in sys.modules:  # kept warm
         page.mark(Mark.TORCH)
 
@@ -85,6 +87,11 @@ def _arm_chaos(page: Page) -> None:
         from ..fault_injection import injectors
 
         injectors.arm(os.environ, page)
+
+
+def _leaving() -> None:
+    if (page := progress.page()) is not None:
+        page.leaving()
 
 
 def _report_exceptions() -> None:

@@ -9,6 +9,8 @@ import pytest
 from goodrun.elastic_runner.verdict.judging import judge
 from goodrun.elastic_runner.verdict.takes import Take, perform
 
+pytestmark = pytest.mark.timeout(600)
+
 JOB = Path(__file__).parents[1] / "jobs" / "train.py"
 MOMENTS = {
     "start": "phase=start",
@@ -54,7 +56,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Take:
     folder = tmp_path_factory.mktemp("takes") / "quiet"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TEST_DIR", str(folder.parent))
-        take = perform(words(folder), folder, 100)
+        take = perform(words(folder), folder, 250)
     assert take.status == 0, (take.folder / "output.txt").read_text()
     return take
 
@@ -71,7 +73,7 @@ def words(folder: Path, *options: str) -> list[str]:
 def test_a_fault_in_a_phase_changes_nothing(kind, phase, quiet, tmp_path, monkeypatch):
     """The same weights to the last bit (but after a lost slot), the same samples, the fault on record as what it was, nothing left."""
     monkeypatch.setenv("TEST_DIR", str(quiet.folder.parent))  # the script names its checkpoints after it
-    take = perform(words(tmp_path / "chaos", "--chaos", plan(kind, phase)), tmp_path / "chaos", 100)
+    take = perform(words(tmp_path / "chaos", "--chaos", plan(kind, phase)), tmp_path / "chaos", 250)
     verdict = judge(quiet, take)
     wrong = {c.name: c.text for c in verdict.checks if c.ok is False}
     assert verdict.passed, f"{wrong}\n{(take.folder / 'output.txt').read_text()[-3000:]}"
