@@ -66,7 +66,7 @@ def test_the_command_line_is_goodruns(file, tmp_path, monkeypatch):
     assert pods and all(config.shutdown_timeout_s < pod["terminationGracePeriodSeconds"] for pod in pods)
     assert config.metrics_at == ("0.0.0.0", 9400)
     if command.get("env"):
-        assert (args.nnodes, args.nproc_per_node, args.rdzv_backend) == ("2:4", "8", "c10d")
+        assert (args.nnodes, args.nproc_per_node, args.rdzv_backend) == ("2:4", "8", "goodrun")
         assert args.rdzv_endpoint.partition(":")[0].partition(".")[2] == "train", "the name of the headless service"
 
 
