@@ -6,12 +6,10 @@ import os
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ..checkpoint.distrust import DISTRUST_VARIABLE, Distrust, to_env
 from .attempt import Attempt, Broken, Finished, Left, Signalled, signal_name
 from .bootstrap import MODULES_FILE_VARIABLE
 from .devices.ward import Ward
@@ -30,12 +28,13 @@ from .recorder import Recorder
 from .signals import PASSED_ON, Signals
 from .slots import visible_devices
 from .stopping import Stopper
+from .trust import Trust
 from .workers import Spawn, WorkerContext
 
 STARTED_VARIABLE = "GOODRUN_RUN_STARTED"
 """When the run began, in nanoseconds of wall time: with the generation, what checkpoints are fenced by."""
 _TEND_AFTER_S = 5.0
-_NOTE_EVERY_S = 0.1
+_LOOK_EVERY_S = 0.1
 _NEWS_WITHIN_S = 0.5
 """A node's end reaches its peers' ranks and its peers' launchers within a few milliseconds of each other."""
 
@@ -68,6 +67,7 @@ class Supervisor:
     slots: Slots = field(init=False)
     stopper: Stopper = field(init=False)
     chaos: Inflicting = field(init=False)
+    trust: Trust = field(init=False)
     nursery: Nursery | None = None
     keeper: KeeperProcess | None = None
     ward: Ward | None = None
@@ -83,11 +83,6 @@ class Supervisor:
     pending: Action | None = None
     """Decided, not yet performed."""
     passed_on: set[int] = field(default_factory=set)
-    distrusted: list[Distrust] = field(default_factory=list)
-    steps_at: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=1200))
-    """Which step was done when, in the last minutes."""
-    replaying: tuple[int, int] | None = None
-    """The step whose loss was not finite and the slot to blame (-1: nobody knows), until it has been done again."""
     news: Callable[[float], Changed | Ended | None] = lambda timeout_s: None
     """Why this round of nodes is over, once it is; waits up to so many seconds for that."""
 
@@ -102,9 +97,10 @@ class Supervisor:
             nursery=self.nursery,
             started_t=self.started_t,
         )
+        self.trust = Trust(writer=lambda: (int(self.worker_env[STARTED_VARIABLE]), self.generation), notice=self.recorder.notice)
         if self.ward is not None:
             self.recorder.pace = self.ward.slow
-            self.ward.tainted = lambda since_t, why: self.distrust(self._step_at(since_t), why)
+            self.ward.tainted = self.trust.tainted
         if self.nursery is not None:
             self.nursery.say = self.recorder.notice
 
@@ -121,9 +117,7 @@ class Supervisor:
 
     def spawn_plan(self) -> Spawn:
         """What the workers of the coming attempt get besides torch's own description."""
-        env = {**self.worker_env, **self.chaos.env(self.generation), "GOODRUN_GENERATION": str(self.generation)}
-        if self.distrusted:
-            env[DISTRUST_VARIABLE] = to_env(self.distrusted)
+        env = {**self.worker_env, **self.chaos.env(self.generation), **self.trust.env(), "GOODRUN_GENERATION": str(self.generation)}
         if self.nursery is not None and self.nursery.learns_from is not None:
             env[MODULES_FILE_VARIABLE] = str(self.nursery.learns_from)
         devices = self.ward.visible(self.slots.active) if self.ward is not None else None
@@ -164,8 +158,7 @@ class Supervisor:
                 self.keeper.tend()
             self.chaos.tend(attempt, self.generation)
             self._tend_nursery(attempt)
-            self._look_at_replay(attempt)
-            self._note_step(attempt)
+            self.trust.look(attempt.pages())
             if isinstance(seen, Finished):
                 self.recorder.progress(attempt.pages())
                 return Outcome.SUCCEEDED
@@ -188,26 +181,6 @@ class Supervisor:
         quiet = self.recorder.training or time.monotonic() - attempt.born_t > _TEND_AFTER_S
         if self.nursery is not None and quiet and (command := attempt.context.common_command()):
             self.nursery.tend(command, len(attempt.ranks))
-
-    def _look_at_replay(self, attempt: Attempt) -> None:
-        """Numbers that were bad once and are good on other devices speak against a device."""
-        if self.replaying is None:
-            return
-        step, slot = self.replaying
-        if min((p.finite_step for p in attempt.pages().values() if p.finite_step >= 0), default=-1) < step:
-            return
-        self.replaying = None
-        whose = f"slot {slot} is suspected, and has a strike" if slot >= 0 else "a device is suspected, and nothing says which"
-        self.recorder.notice(f"the loss of step {step} is finite now, with the ranks on other devices: {whose}")
-
-    def _note_step(self, attempt: Attempt) -> None:
-        now = time.monotonic()
-        if not self.steps_at or now - self.steps_at[-1][0] >= _NOTE_EVERY_S:
-            self.steps_at.append((now, max((p.step for p in attempt.pages().values()), default=-1)))
-
-    def _step_at(self, t: float) -> int:
-        """The step that the job had done at monotonic second `t`, or a little before."""
-        return max(next((step for at, step in reversed(self.steps_at) if at <= t), self.steps_at[0][1] if self.steps_at else 0), 0)
 
     def _left_with_another(self, attempt: Attempt) -> bool:
         """Whether the ranks have saved and left because another node was asked to leave, and the job may go on with fewer nodes."""
@@ -239,10 +212,7 @@ class Supervisor:
         self.recorder.failure(attempt, broken)
         self.last_failure = broken
         self.failures.append(broken.failure)
-        if broken.trusted_step is not None:
-            self.distrust(broken.trusted_step, broken.cause)
-        if broken.failure.kind is Kind.NUMBERS and len(self.slots.active) > 1:
-            self.replaying = broken.failure.step or 0, broken.failure.slot
+        self.trust.failed(broken, len(self.slots.active))
         action = decide(self.failures, self.slots, self.config.budgets, self.restarts)
         self._decided(action)
         self.say(f"{broken.cause} ({broken.where}): {_words(action)}")
@@ -268,10 +238,6 @@ class Supervisor:
         self.recorder.interrupted()
         self.say(_words(action))
         return Outcome.RESTART
-
-    def distrust(self, beyond: int, why: str) -> None:
-        """What this attempt, or one before it, has saved after step `beyond` is not to be restored from."""
-        self.distrusted.append(Distrust(beyond, int(self.worker_env[STARTED_VARIABLE]), self.generation, why))
 
     def membership_changed(self) -> None:
         """Another node came or went, or this one was left behind: start over with whoever is there."""
@@ -323,7 +289,7 @@ class Supervisor:
                     reason = f"no device came back within {self.config.wait_for_devices_s:.0f} s (--wait-for-devices)"
                     self._decided(Action(do=Do.GIVE_UP, slots=self.slots, reason=reason))
                     raise NoDevices(reason)
-                time.sleep(_NOTE_EVERY_S)  # a re-test is a process that is looked after here
+                time.sleep(_LOOK_EVERY_S)  # a re-test is a process that is looked after here
         self.recorder.notice(f"going on with {len(self.slots.active)} ranks")
 
     # -- stopping ------------------------------------------------------------------------------------------------------
