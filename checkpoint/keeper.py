@@ -221,7 +221,8 @@ class Keeper:
             self._post(partial(self._written, running, path, error))
 
     def _drain(self, running: _Running) -> Drain:
-        return Drain(storage_at(running.work.directory, self.disk), self.limiter, running.shelf.known)
+        known = running.shelf.known if not running.lost else None  # those are of the place that did not take it
+        return Drain(storage_at(running.work.directory, self.disk), self.limiter, known)
 
     def _waited_for(self, running: _Running) -> str | None:
         """Ranks that begin anew wait for what is being written: other nodes' parts come soon, or their nodes are lost."""

@@ -172,7 +172,7 @@ class Objects:
 
     def exists(self, path: Url) -> bool:
         """Whether there is such an object, or any under this path; what lies beside it need not be ours to list."""
-        if self.entries(path):
+        if next(self._listed(path, deep=False), None) is not None:
             return True
         try:
             self.read(path, 0, 1)
