@@ -226,7 +226,7 @@ class Leader:
         peer.count += 1
         peer.pings.append((peer.count, now))
         age = now - self._lease_t if self.leading else 0.0
-        self.out.append((link, Ping(peer.count, peer.newest, self.leading, age, self.committed is not None, 0.0)))
+        self.out.append((link, Ping(peer.count, peer.newest, self.leading, age, self.committed is not None and not self._reason, 0.0)))
 
     # -- the next round ------------------------------------------------------------------------------------------------
 
