@@ -102,6 +102,24 @@ class Abandoned(CheckpointError):
     """The snapshot can never become whole (a rank or its node is gone), or a newer attempt has no use for it: nobody's fault."""
 
 
+class _Stillness:
+    """For how long nothing has changed."""
+
+    def __init__(self) -> None:
+        self._seen: object = None
+        self._since = time.monotonic()
+
+    def seconds(self, seen: object) -> float:
+        """Since what was seen was last another thing."""
+        if seen != self._seen:
+            self._seen, self._since = seen, time.monotonic()
+        return time.monotonic() - self._since
+
+
+GivenUp = Callable[[float], str | None]
+"""Says why it is no use to go on waiting for other nodes, from which nothing has come for so many seconds; None to go on."""
+
+
 class Drain:
     """Writes snapshots to one storage."""
 
@@ -109,8 +127,8 @@ class Drain:
         """Nothing is written yet. `known` is what was seen of the checkpoints there."""
         self._storage, self._limiter, self._known = storage, limiter, known
 
-    def write(self, work: Work, given_up: Callable[[], str | None]) -> Where:
-        """Write and commit; `given_up` says why it is no use to go on waiting for other nodes. Raises OSError or CheckpointError."""
+    def write(self, work: Work, given_up: GivenUp) -> Where:
+        """Write and commit. Raises OSError or CheckpointError; Abandoned where other nodes are waited for in vain."""
         if work.first:
             work.fence.check()
         self._storage.make_directory(work.path)
@@ -182,12 +200,14 @@ class Drain:
         return window
 
     def _await_others(
-        self, work: Work, files: dict[str, tuple[int, int]], items: dict[str, tuple[int, ...]], given_up: Callable[[], str | None]
+        self, work: Work, files: dict[str, tuple[int, int]], items: dict[str, tuple[int, ...]], given_up: GivenUp
     ) -> None:
         """Take in what the other nodes have written; they tell through the directory, which all nodes share."""
         waiting = set(range(work.world_size)) - set(work.parts)
+        still = _Stillness()
         while waiting:
-            for name in self._storage.entries(work.path):
+            entries = self._storage.entries(work.path)
+            for name in entries:
                 if not name.startswith(_NODE):
                     continue
                 ranks, theirs, crcs = json.loads(self._storage.read(work.path / name))
@@ -195,21 +215,22 @@ class Drain:
                 items.update({name: tuple(sums) for name, sums in crcs.items()})
                 waiting -= set(ranks)
             if waiting:
-                self._stand_by(given_up)
+                self._stand_by(given_up, still.seconds(entries))
         seen = self._storage.entries(work.path)
         for name, (size, _) in files.items():
             if (here := seen.get(name)) != size:
                 raise CheckpointError(f"this node sees {here} bytes of the {size} in {name}; all nodes have to share the directory")
 
-    def _await_commit(self, work: Work, given_up: Callable[[], str | None]) -> Where:
+    def _await_commit(self, work: Work, given_up: GivenUp) -> Where:
+        still = _Stillness()
         while not self._storage.exists(work.path / MANIFEST_FILE):
             if not self._storage.exists(work.path):
                 raise Abandoned("the node of rank 0 gave it up")
-            self._stand_by(given_up)
+            self._stand_by(given_up, still.seconds(self._storage.entries(work.path)))
         return work.path
 
-    def _stand_by(self, given_up: Callable[[], str | None]) -> None:
-        if (why := given_up()) is not None:
+    def _stand_by(self, given_up: GivenUp, still_s: float) -> None:
+        if (why := given_up(still_s)) is not None:
             raise Abandoned(why)
         time.sleep(self._storage.look_every_s)  # a shared file system tells nobody of a new file
 

@@ -30,8 +30,8 @@ from .url import Url
 from .wire import Gone, Line, address_of, same_user
 
 _ALONE_S = 20.0
-_OTHERS_WITHIN_S = 2.0
 """How long a keeper that a rank has started waits for its first connection."""
+_OTHERS_WITHIN_S = 2.0
 
 
 @dataclass
@@ -55,6 +55,8 @@ class Keeper:
     limiter: Limiter = field(default_factory=Limiter)
     patience_s: float = 60.0
     """How long storage across the network is asked again for one thing."""
+    others_s: float = 60.0
+    """How long other nodes may be silent once the ranks here are gone."""
     parent: int = -1
     """A descriptor that ends when the launcher does; -1: the keeper lives as long as ranks are connected."""
     running: _Running | None = None
@@ -208,7 +210,7 @@ class Keeper:
             try:
                 self._attend(running)
                 drain = self._drain(running)
-                path = drain.write(running.work, lambda r=running: r.given_up or self._waited_for(r))  # type: ignore[misc]
+                path = drain.write(running.work, lambda still_s, r=running: r.given_up or self._in_vain(r, still_s))  # type: ignore[misc]
             except Exception as e:  # whatever storage does: the ranks have to learn of it, and the keeper goes on
                 error = e
             if path is not None:
@@ -224,8 +226,10 @@ class Keeper:
         known = running.shelf.known if not running.lost else None  # those are of the place that did not take it
         return Drain(storage_at(running.work.directory, self.disk), self.limiter, known)
 
-    def _waited_for(self, running: _Running) -> str | None:
-        """Ranks that begin anew wait for what is being written: other nodes' parts come soon, or their nodes are lost."""
+    def _in_vain(self, running: _Running, still_s: float) -> str | None:
+        """Other nodes are lost, too, if they stay silent when this one's ranks are gone; and ranks that begin anew do not wait for long."""
+        if still_s > self.others_s and (self._parent_gone or not self.host.guests):
+            return f"the ranks of this node are gone, and nothing has come from the other nodes for {self.others_s:.0f} s"
         guests = list(self.host.guests.values())
         asked = [g.asked_t for g in guests if g.asked_to_settle and g.directory == running.shelf.directory]
         if asked and time.monotonic() - min(asked) > _OTHERS_WITHIN_S:
@@ -309,13 +313,14 @@ def main(disk: Disk | None = None) -> None:
     parser.add_argument("--parent", type=int, default=-1)
     parser.add_argument("--bandwidth", type=float, default=0.0, help="MiB per second; 0 is no limit")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds that storage across the network is asked again for one thing")
+    parser.add_argument("--others", type=float, default=60.0, help="seconds that other nodes may be silent once the ranks here are gone")
     args = parser.parse_args()
     # meant for the job (a scheduler sends them to every process of it): what is whole in memory is to be written all the same
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     listener = listen(args.name)
     if listener is not None:
-        Keeper(listener, disk or Disk(), Limiter(args.bandwidth * (1 << 20)), args.patience, args.parent).run()
+        Keeper(listener, disk or Disk(), Limiter(args.bandwidth * (1 << 20)), args.patience, args.others, args.parent).run()
 
 
 if __name__ == "__main__":

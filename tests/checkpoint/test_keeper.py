@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,10 @@ import torch
 
 from goodrun.checkpoint import CheckpointError, DictCheckpoints, Keep
 from goodrun.checkpoint.catalogue import found_in
+from goodrun.checkpoint.drain import Abandoned, Drain, Limiter, Part, Work
+from goodrun.checkpoint.fence import Fence, Token
+from goodrun.checkpoint.keeper import Keeper
+from goodrun.checkpoint.storage import Disk
 from goodrun.checkpoint.url import Url
 
 from .conftest import Keepers
@@ -188,3 +194,39 @@ def test_rules_of_keeping(keepers: Any, tmp_path: Path) -> None:
     for step in range(1, 13):
         checkpoints.save(state_of(step), step).result()
     assert [f.step for f in found_in(tmp_path / "ckpt")] == [12, 11, 10, 5]
+
+
+def test_a_part_that_never_comes_is_given_up(tmp_path: Path) -> None:
+    """A keeper whose launcher and ranks are gone does not wait for ever for a lost node; while anything comes, it waits."""
+    directory, still = tmp_path / "ckpt", []
+    fence = Fence(directory, Token(1, 0))
+    part = Part(0, memoryview(mmap.mmap(-1, 4096)), (), b"{}")
+    work = Work(
+        directory=directory,
+        name="step-0000000001.g0-abcdef",
+        step=1,
+        world_size=2,
+        parts={0: part},
+        first=True,
+        fence=fence,
+        keep=Keep(),
+        torch="2",
+        entries=(),
+        index=b"{}",
+        metadata=b"",
+        fsize=-1,
+    )
+
+    def given_up(seconds: float) -> str | None:
+        if len(still) == 5:
+            (work.path / "shard_00001").touch()
+        still.append(seconds)
+        return "nothing comes" if seconds > 0.3 else None
+
+    with pytest.raises(Abandoned, match="nothing comes"):
+        Drain(Disk(), Limiter()).write(work, given_up)
+    assert still[6] < still[5], "what another node has begun to write is a sign of life"
+    keeper = Keeper(socket.socket(), others_s=10.0)
+    assert keeper._in_vain(None, 9.0) is None  # type: ignore[arg-type]
+    assert "nothing has come from the other nodes for 10 s" in str(keeper._in_vain(None, 11.0))  # type: ignore[arg-type]
+    keeper.listener.close()
