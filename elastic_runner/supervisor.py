@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ..progress import Phase
 from .attempt import Attempt, Broken, Finished, Left, Signalled, signal_name
 from .bootstrap import MODULES_FILE_VARIABLE
 from .devices.ward import Ward
@@ -37,6 +38,9 @@ _TEND_AFTER_S = 5.0
 _LOOK_EVERY_S = 0.1
 _NEWS_WITHIN_S = 0.5
 """A node's end reaches its peers' ranks and its peers' launchers within a few milliseconds of each other."""
+
+
+_LEAVE_WITHIN_S = 5.0
 
 
 class NoDevices(GoodrunError):
@@ -241,6 +245,8 @@ class Supervisor:
 
     def membership_changed(self) -> None:
         """Another node came or went, or this one was left behind: start over with whoever is there."""
+        if self.attempt is not None and self.config.min_nodes == self.config.max_nodes and self._leaving(self.attempt):
+            self._stop(self.attempt, signal.SIGTERM, ask=False)
         news = self.news(0.0)
         why = news.reason if news is not None else "another node joins or has left"
         if isinstance(news, Changed) and news.at_once and self.attempt is not None:
@@ -249,6 +255,17 @@ class Supervisor:
         self._decided(decide([failure], self.slots, self.config.budgets, self.restarts))
         self.recorder.interrupted()
         self.say(f"{why}: starting over with the nodes that are there")
+
+    def _leaving(self, attempt: Attempt) -> bool:
+        """Whether the ranks here leave, too: a node that was asked to stop signs off as soon as its own have left."""
+        end = time.monotonic() + _LEAVE_WITHIN_S
+        while True:
+            pages = attempt.pages().values()
+            if any(p.left_step >= 0 for p in pages):
+                return True
+            if all(p.phase is not Phase.SAVE for p in pages) or time.monotonic() > end:
+                return False
+            time.sleep(_LOOK_EVERY_S)
 
     @property
     def durable_step(self) -> int:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -136,6 +137,8 @@ def job(tmp_path: Path, token: str) -> Iterator[Callable[..., Job]]:
     shm = set(os.listdir("/dev/shm"))
     temporary = tmp_path / "tmp"
     temporary.mkdir()
+    short = Path(tempfile.gettempdir(), token)  # a socket's path has to be short
+    short.symlink_to(temporary)
     jobs: list[Job] = []
 
     def start(
@@ -156,7 +159,7 @@ def job(tmp_path: Path, token: str) -> Iterator[Callable[..., Job]]:
         full = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("PET_", "GOODRUN_", "TORCHELASTIC_"))},
             "XDG_STATE_HOME": str(tmp_path / "state"),
-            "TMPDIR": str(temporary),
+            "TMPDIR": str(short),
             "OMP_NUM_THREADS": "1",
             "TEST_TOKEN": token,
             "TEST_DIR": str(where),
@@ -176,6 +179,7 @@ def job(tmp_path: Path, token: str) -> Iterator[Callable[..., Job]]:
     for j in jobs:
         j.proc.wait(10)
         adds_up(j)
+    short.unlink()
     assert not left, f"processes left behind: {left}"
     left_in_shm = {n for n in os.listdir("/dev/shm") if not n.startswith("sem.mp-")} - shm  # those are other programs' locks
     left_in_shm -= {n for n in left_in_shm if in_use(f"/dev/shm/{n}")}  # of a test beside this one

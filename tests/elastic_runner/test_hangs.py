@@ -21,7 +21,7 @@ def test_a_stopped_rank_is_noticed_within_a_second(job):
     assert hung.t - begin < 1.0
     assert hung.rank == 1
     assert hung.evidence == ("stopped (state T)",)
-    assert {e.rank for e in j.events(StackDumped) if e.stack} == {0, 1}
+    j.until(lambda: {e.rank for e in j.events(StackDumped) if e.stack} == {0, 1})
     j.ok()
 
 

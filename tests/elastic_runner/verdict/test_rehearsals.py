@@ -35,7 +35,7 @@ def test_a_job_that_survives_its_chaos_passes(rehearsal, tmp_path):
     j = rehearsal("--nproc-per-node", 2, "--chaos", chaos, "--chaos-verdict", "--json", "train.py", 30, env=env)
     told = json.loads(j.out)
     assert told["verdict"] == "PASS"
-    assert told["fired"] == chaos.split("; ")
+    assert sorted(told["fired"]) == sorted(chaos.split("; "))  # a save and a step are not in step
     assert {c["name"]: c["ok"] for c in told["checks"]} == dict.fromkeys(
         ("ends well", "faults fired", "faults seen", "same weights", "same samples", "goodput", "left behind"), True
     )
