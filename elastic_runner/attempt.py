@@ -24,6 +24,7 @@ _CONNECTION_LOST = re.compile(r"(gloo|nccl|Dist\w*Error).*(connect|closed|reset|
 STARTED_AFTER_S = 60.0
 """A script that shows no steps counts as started once it has run this long."""
 _SAY_LEFT_AFTER_S = 10.0
+_DIES_WITHIN_S = 0.2
 _ENDS_WITHIN_MS = 3000
 """How long an interpreter that has begun to end is waited for, where its status tells whose fault it was."""
 
@@ -161,7 +162,20 @@ class Attempt:
         if leaving and (left := min(leaving, key=lambda r: r.page.read().leaving_t)) is not first:
             self._await_end(left)
             return left if left.code else first
-        return first
+        return self._dying() or first
+
+    def _dying(self) -> Rank | None:
+        """A rank that a signal kills loses its connections a moment before it has ended; on a busy machine a peer may end in between."""
+        end = time.monotonic() + _DIES_WITHIN_S
+        while (left := end - time.monotonic()) > 0 and (alive := {r.pidfd: r for r in self.ranks if r.code is None}):
+            poll = select.poll()
+            for fd in alive:
+                poll.register(fd, select.POLLIN)
+            for fd, _ in poll.poll(left * 1000):
+                alive[fd].look()
+                if (alive[fd].code or 0) < 0:
+                    return alive[fd]
+        return None
 
     @staticmethod
     def _await_end(r: Rank) -> None:
