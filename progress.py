@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import IntEnum, unique
+from enum import IntEnum
 
 PAGE_FD_VARIABLE = "GOODRUN_PAGE_FD"
 PAGE_BYTES = 1024
@@ -33,6 +33,9 @@ class Phase(IntEnum):
     IDLE = 6
 
 
+_START, _STEP, _DATA, _SAVE, _RESTORE, _EVAL, _IDLE = map(int, Phase)  # as for _Word
+
+
 class Mark(IntEnum):
     """Moments of a worker's life, each stamped once, in the order in which they usually come."""
 
@@ -45,9 +48,8 @@ class Mark(IntEnum):
     FIRST_STEP = 6  # the first optimizer step (or step beat) of this attempt is done
 
 
-@unique  # two names of one word would overwrite each other without a word
-class _Word(IntEnum):
-    """Where each 64-bit word of a page is."""
+class _Word:
+    """Where each 64-bit word of a page is. Plain numbers: an enum's names are looked up by Python code, in every step of the training."""
 
     SEQ = 0
     TIME = 1
@@ -168,8 +170,8 @@ class Page:
         """The step last finished, counted over the whole job; -1 before the first."""
         return self._words[_Word.STEP]
 
-    def beat(self, step: int | None = None, phase: Phase | None = None) -> None:
-        """Say "alive", and where: `step` is the number of the step just finished, counted over the whole job."""
+    def beat(self, step: int | None = None, phase: int | None = None) -> None:
+        """Say "alive", and where: `step` is the number of the step just finished, counted over the whole job; `phase` is a Phase."""
         w, now = self._words, time.monotonic_ns()
         fresh = step is not None and step != w[_Word.STEP]
         if step is not None:
@@ -184,17 +186,17 @@ class Page:
         if fresh and self.after_step is not None:
             self.after_step(w[_Word.STEP])
         if entered is not None and self.on_phase is not None:
-            self.on_phase(entered)
+            self.on_phase(Phase(entered))
 
     def optimizer_stepped(self) -> None:
         """One optimizer step is done: counts steps until the script names them itself with `beat(step=…)`.
 
         Inside a save or a restore it is none of the script's: torch steps a fresh optimizer once to give it a state.
         """
-        if self._words[_Word.PHASE] in (Phase.SAVE, Phase.RESTORE):
+        if self._words[_Word.PHASE] in (_SAVE, _RESTORE):
             return
         if self._words[_Word.EXPLICIT]:
-            self.beat(phase=Phase.STEP)
+            self.beat(phase=_STEP)
             return
         now = time.monotonic_ns()
         self._stepped(max(self._words[_Word.STEP], 0) + 1, now)
@@ -215,11 +217,11 @@ class Page:
         w[_Word.STEP_TIME] = now
         w[_Word.STEP] = step
         w[_Word.STEPS_DONE] += 1
-        self._enter(Phase.STEP, now)
+        self._enter(_STEP, now)
 
-    def _enter(self, phase: Phase, now: int) -> None:
+    def _enter(self, phase: int, now: int) -> None:
         w = self._words
-        if w[_Word.PHASE] == Phase.EVAL:
+        if w[_Word.PHASE] == _EVAL:
             w[_Word.EVAL_NS] += now - w[_Word.PHASE_TIME]
         w[_Word.PHASE] = phase
         w[_Word.PHASE_TIME] = now
@@ -229,14 +231,32 @@ class Page:
         if not self._words[_Word.MARKS + mark]:
             self._words[_Word.MARKS + mark] = time.monotonic_ns()
 
-    def data_waited(self, ns: int) -> None:
-        """The loop waited this long for its next batch."""
-        self._words[_Word.DATA_WAIT_NS] += ns
+    def fetch_begins(self) -> int:
+        """The loop asks its loader for a batch: when, in nanoseconds; 0 in an evaluation, whose own data is part of it."""
+        w, now = self._words, time.monotonic_ns()
+        w[_Word.TIME] = now
+        w[_Word.SEQ] += 1
+        if w[_Word.PHASE] == _EVAL:
+            return 0
+        self._enter(_DATA, now)
+        if self.on_phase is not None:
+            self.on_phase(Phase.DATA)
+        return now
+
+    def fetch_ends(self, begun: int) -> None:
+        """The batch is there, or there is none any more."""
+        w, now = self._words, time.monotonic_ns()
+        w[_Word.DATA_WAIT_NS] += now - begun
+        w[_Word.TIME] = now
+        w[_Word.SEQ] += 1
+        self._enter(_STEP if w[_Word.STEP] >= 0 else _START, now)
+        if self.on_phase is not None:
+            self.on_phase(Phase(w[_Word.PHASE]))
 
     def meets_peers(self) -> None:
         """The backward pass begins: what came since the last fetch, save or step was this rank's own work."""
         w = self._words
-        if w[_Word.PHASE] == Phase.STEP and w[_Word.STEPS_DONE] and w[_Word.OWN_SINCE] != w[_Word.PHASE_TIME]:
+        if w[_Word.PHASE] == _STEP and w[_Word.STEPS_DONE] and w[_Word.OWN_SINCE] != w[_Word.PHASE_TIME]:
             w[_Word.OWN_SINCE] = w[_Word.PHASE_TIME]  # a second backward of the same batch may have waited for peers
             w[_Word.OWN_NS] += time.monotonic_ns() - w[_Word.PHASE_TIME]
 

@@ -197,23 +197,25 @@ def _hook_dataloader(module: Any) -> None:
     @functools.wraps(fetch)
     def timed(self: Any) -> Any:
         live = progress.page()
-        if live is None or live.phase == Phase.EVAL:  # an evaluation's own data is part of it
-            if live is not None:
-                live.beat()
+        begun = live.fetch_begins() if live is not None else 0
+        if live is None or not begun:
             return fetch(self)
-        begin = time.monotonic_ns()
-        live.beat(phase=Phase.DATA)
         try:
             return fetch(self)
         finally:
-            live.data_waited(time.monotonic_ns() - begin)
-            live.beat(phase=Phase.STEP if live.step >= 0 else Phase.START)
-            size = getattr(self._index_sampler, "batch_size", None)
-            if isinstance(size, int):
-                live.batch_sizes(per_rank=size)
-            live.loader_workers(getattr(self, "_num_workers", -1))
+            live.fetch_ends(begun)
+            if not self.__dict__.get("_goodrun_told"):
+                self._goodrun_told = True
+                _tell_of_loader(live, self)
 
     iterator.__next__ = timed
+
+
+def _tell_of_loader(live: Page, iterator: Any) -> None:
+    size = getattr(iterator._index_sampler, "batch_size", None)
+    if isinstance(size, int):
+        live.batch_sizes(per_rank=size)
+    live.loader_workers(getattr(iterator, "_num_workers", -1))
 
 
 def _hook_init(module: Any) -> None:
