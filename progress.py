@@ -80,6 +80,7 @@ class _Word:
     BAD_STEP = 26
     RUN_STARTED = 27
     LEAVING = 28
+    LOSS = 29  # a double
     MARKS = 32  # one word per Mark from here on
 
 
@@ -111,6 +112,8 @@ class Progress:
     """The newest step whose loss the script gave and was finite; -1 if none."""
     bad_step: int
     """The first step whose loss was not; -1 if none."""
+    loss: float | None
+    """The newest finite one, if the script has given any."""
     leaving_t: float
     """When its interpreter began to end, 0 if it has not: what it holds, connections above all, goes some time before the process does."""
     run_started: int
@@ -140,6 +143,7 @@ class Page:
         """Map the page behind `fd`; the descriptor stays the caller's."""
         self._map = mmap.mmap(fd, PAGE_BYTES)
         self._words = memoryview(self._map)[:_TEXT_OFFSET].cast("q")
+        self._floats = memoryview(self._map)[:_TEXT_OFFSET].cast("d")
         self.after_step: Callable[[int], None] | None = None
         """Called in the rank after each step it finished, with the step's number; chaos plans hang here."""
         self.on_phase: Callable[[Phase], None] | None = None
@@ -158,6 +162,7 @@ class Page:
     def close(self) -> None:
         """Unmap the page."""
         self._words.release()
+        self._floats.release()
         self._map.close()
 
     @property
@@ -266,8 +271,10 @@ class Page:
 
     def loss(self, step: int, value: float) -> None:
         """Step `step` had this loss."""
+        value = float(value)  # a tensor, for whoever gives one
         if math.isfinite(value):
             self._words[_Word.FINITE_STEP] = step
+            self._floats[_Word.LOSS] = value
         elif self._words[_Word.BAD_STEP] < 0:
             self._words[_Word.BAD_STEP] = step
 
@@ -346,6 +353,7 @@ class Page:
             chaos_fired=w[_Word.CHAOS_FIRED],
             finite_step=w[_Word.FINITE_STEP],
             bad_step=w[_Word.BAD_STEP],
+            loss=self._floats[_Word.LOSS] if w[_Word.FINITE_STEP] >= 0 else None,
             leaving_t=w[_Word.LEAVING] / 1e9,
             run_started=w[_Word.RUN_STARTED],
             numbered=bool(w[_Word.EXPLICIT]) or w[_Word.RESTORED_STEP] >= 0,

@@ -224,6 +224,8 @@ class RankProgress(Event):
     phases: tuple[str, ...] = ()
     step_t: float = 0.0
     saved_step: int = -1
+    loss: float | None = None
+    """Mean of the newest finite losses of the ranks that have given one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from ..fault_injection import Fault
@@ -120,6 +121,7 @@ class Recorder:
                 phases=tuple(p.phase.name.lower() for p in every),
                 step_t=round(max((p.step_t for p in every if p.steps_done), default=0.0), 6),
                 saved_step=max((p.saved_step for p in every), default=-1),
+                loss=statistics.fmean(losses) if (losses := [p.loss for p in every if p.loss is not None]) else None,
             )
         )
 

@@ -44,6 +44,8 @@ class Board:
         self.newest_wall = ""
         self.failed: ev.Failed | None = None
         self.ledgers: dict[str, Ledger] = {}
+        self.losses: list[tuple[float, float]] = []
+        """Seconds since the first event and the loss then, where the script gives one; this node's first."""
         self.first_rank = 0
         self._stepping_t = 0.0
         self._progress: ev.RankProgress | None = None
@@ -161,6 +163,8 @@ class Board:
     def _paced(self, e: Event) -> None:
         """Keep how many steps were made between two reports."""
         now = next(iter(self.ledgers.values())).newest_us
+        if isinstance(e, ev.RankProgress) and e.loss is not None:
+            self.losses.append((now / 1e6, e.loss))
         if isinstance(e, ev.FirstStep):
             self._last = (now, e.step)
         elif isinstance(e, ev.Failed | ev.Decided | ev.AttemptStarted):

@@ -54,6 +54,8 @@ class Fold:
             "checkpoint/saved_step": float(e.saved_step),
             "checkpoint/durable_step": float(e.durable_step),
         }
+        if e.loss is not None:
+            values["loss"] = e.loss
         for i, step in enumerate(e.steps):
             rank = f"rank{self._board.first_rank + i}"
             if i < len(e.last_step_s):

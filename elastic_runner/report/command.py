@@ -54,7 +54,7 @@ def report(events: Sequence[Event], *, gone: bool = False) -> str:
         ledger, faults, saved = _marked(told)
         timelines.append((node, timeline(ledger.settled().pieces, _some(faults), _some(saved))))
     pace, _ = board.pace(200)
-    return page(board.run, history, board.goodput, timelines, pace, history.notices)
+    return page(board.run, history, board.goodput, timelines, pace, board.losses, history.notices)
 
 
 def _marked(events: Iterable[Event]) -> tuple[Ledger, list[tuple[float, str]], list[tuple[float, str]]]:

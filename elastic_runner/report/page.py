@@ -45,9 +45,11 @@ def page(
     goodput: Goodput,
     timelines: Sequence[tuple[str, str]],
     pace: Sequence[float],
+    losses: Sequence[tuple[float, float]],
     notes: Iterable[str],
 ) -> str:
-    """The whole page. `timelines`: for each node its name and its picture; `pace`: steps a second in equal parts of the run."""
+    """The whole page. `timelines`: for each node its name and its picture; `pace`: steps a second in equal parts of the run;
+    `losses`: seconds since its beginning and the loss then."""
     name = escape(history.run_id or "run")
     parts = [
         f"<h1>{escape(basename(history.script) or 'run')} <span class='soft'>{name}</span></h1>",
@@ -58,6 +60,7 @@ def page(
         *(f"{f'<p class=soft>{escape(node)}</p>' if len(timelines) > 1 else ''}{picture}" for node, picture in timelines),
         "<p class='soft'>× a fault; ▴ a checkpoint became durable. Waits stand on top of the steps that they held up.</p></section>",
         _pace(pace, goodput.wall_s / max(goodput.nodes, 1)),
+        _losses(losses),
         _advice(goodput),
         _buckets(goodput),
         _restarts(history),
@@ -103,6 +106,18 @@ def _pace(pace: Sequence[float], wall_s: float) -> str:
     chart.axes([], [(v, f"{v:g}") for v in nice_ticks(0, most * 1.1, 4)])
     chart.line([((i + 0.5) / len(pace) * wall_s, value) for i, value in enumerate(pace)], COLOURS["productive"])
     return f"<section><h2>Steps a second</h2>{chart.svg(alone=False, label='steps a second over the run')}</section>"
+
+
+def _losses(losses: Sequence[tuple[float, float]]) -> str:
+    if len(losses) < 2:
+        return ""
+    least, most = min(loss for _, loss in losses), max(loss for _, loss in losses)
+    room = (most - least) * 0.05 or abs(most) * 0.05 or 1.0
+    low, high = least - room, most + room
+    chart = Chart(width=1000, height=200, x=(0.0, losses[-1][0] or 1.0), y=(low, high), left=56, right=14, top=16, bottom=20)
+    chart.axes([], [(v, f"{v:g}") for v in nice_ticks(low, high, 4)])
+    chart.line(list(losses), COLOURS["start-up"])
+    return f"<section><h2>Loss</h2>{chart.svg(alone=False, label='the loss over the run')}</section>"
 
 
 def _advice(goodput: Goodput) -> str:

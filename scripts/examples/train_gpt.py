@@ -61,7 +61,7 @@ while step < args.steps:
         (loss * sampler.weight).backward()  # the exact mean over the global batch, even where it does not divide by the ranks
         optimizer.step()
         step += 1
-        checkpoints.step(step)
+        checkpoints.step(step, loss=loss.item())
         if (step % 10 == 0 or step == 1) and dist.get_rank() == 0 and not args.quiet:
             print(f"step {step:4d}  loss {loss.item():.4f}  on {dist.get_world_size()} ranks", flush=True)
         if step == args.steps:

@@ -63,7 +63,11 @@ def test_what_is_written_is_read(page, clock):
     page.chaos_fires(62)
     page.restored(20, "/checkpoints/step-20")
     page.mark(Mark.TORCH)
+    assert page.read().loss is None
+    page.loss(3, 2.25)
+    page.loss(4, float("nan"))
     p = page.read()
+    assert (p.finite_step, p.bad_step, p.loss) == (3, 4, 2.25)
     assert (p.seq, p.t, p.phase, p.phase_t) == (5, 1000.5, Phase.DATA, 1000.5)
     assert (p.data_wait_s, p.save_stall_s) == (0.5, 0.01)
     assert (p.saved_step, p.durable_step, p.restored_step, p.step) == (40, 30, 20, 20)

@@ -123,6 +123,15 @@ def test_two_nodes_have_two_pictures() -> None:
     assert text.count("what 4 slots did") == 2 and ">left<" in text and ">right<" in text
 
 
+def test_the_loss_is_drawn_where_the_script_gives_one() -> None:
+    """A curve over the run; none where nothing is known, and a flat one is no trouble."""
+    assert "<h2>Loss</h2>" not in report(story())
+    for values in ((2.5, 1.5), (2.0, 2.0), (0.0, 0.0)):
+        told = [dataclasses.replace(e, loss=values[e.t > 40]) if isinstance(e, ev.RankProgress) else e for e in story()]
+        text = report(told)
+        assert "<h2>Loss</h2>" in text and "the loss over the run" in text
+
+
 def test_a_long_run_stays_a_small_page() -> None:
     """A thousand faults and sixty-four slots make a page of less than a megabyte."""
     told, t, slots = [at(0, ev.RunStarted(slots=tuple(range(64))), -1)], 1.0, tuple(range(64))
@@ -131,6 +140,7 @@ def test_a_long_run_stays_a_small_page() -> None:
         told += [at(t + i, ev.RankProgress(steps=(attempt * 10 + i,) * 64, step_t=t + i), attempt) for i in range(6, 60, 6)]
         told.append(at(t + 62, ev.Failed(step=attempt * 10 + 50, fault_t=t + 61), attempt))
         t += 65
+    told = [dataclasses.replace(e, loss=e.t**-0.5) if isinstance(e, ev.RankProgress) else e for e in told]
     assert len(report(told)) < 1_000_000
 
 

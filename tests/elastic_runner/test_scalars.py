@@ -24,6 +24,7 @@ STORY = [
         last_step_s=(0.6, 0.7),
         step_t=9.0,
         durable_step=3,
+        loss=0.75,
     ),
 ]
 
@@ -38,6 +39,7 @@ def test_what_is_told_of_a_run():
         {
             "goodrun/goodput/time": 0.15,
             "goodrun/goodput/capacity": 0.15,
+            "goodrun/loss": 0.75,
             "goodrun/world_size": 2,
             "goodrun/restarts": 0,
             "goodrun/checkpoint/saved_step": -1,
