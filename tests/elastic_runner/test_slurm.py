@@ -1,6 +1,7 @@
 """Slurm's variables become the options that nobody need give; a warning before the time limit saves, leaves, and asks for another start."""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -177,7 +178,7 @@ def test_the_batch_file_is_one(argv, capsys):
     text = capsys.readouterr().out
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     line = text.split("    goodrun ", 1)[1].split("\n", 1)[0]
-    line = line.replace("--nproc-per-node gpu", "--nproc-per-node 1").replace("train.py", __file__)
+    line = line.replace("--nproc-per-node gpu", "--nproc-per-node 1").replace("train.py", shlex.quote(__file__))
     check = "import shlex, sys; from goodrun.elastic_runner.options import parse; parse(shlex.split(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", check, line], check=True, env={k: v for k, v in os.environ.items() if not k.startswith("SLURM_")})
     assert ("--nnodes" in line) is ("#SBATCH --nodes=1\n" not in text)
