@@ -29,6 +29,7 @@ def filled(cls):
     values = {
         int: lambda i: 7 + i,
         float: lambda i: i + 0.5,
+        float | None: lambda i: i + 0.25,
         str: lambda i: f'words "{i}" — ü\nsecond line',
         bool: lambda i: True,
         tuple[int, ...]: lambda i: (i, i + 1),
