@@ -41,6 +41,8 @@ class Part:
     shard: memoryview
     items: tuple[Item, ...]
     values: bytes
+    done: int = 0
+    """Bytes of the shard that were handed to storage."""
 
 
 @dataclass
@@ -66,6 +68,11 @@ class Work:
     def path(self) -> Where:
         """Where the checkpoint is going to be."""
         return self.directory / self.name
+
+    @property
+    def done(self) -> tuple[int, int]:
+        """Bytes that were handed to storage, and how many there are."""
+        return sum(p.done for p in self.parts.values()), sum(len(p.shard) for p in self.parts.values())
 
 
 @dataclass
@@ -171,7 +178,7 @@ class Drain:
 
     def _sealed(self, part: Part, sums: _Sums) -> Iterator[Bytes]:
         """The shard in windows, with the checksum of every tensor filled in where a zip has it."""
-        view, begin, at, crc = part.shard, 0, 0, 0
+        view, begin, at, crc, part.done = part.shard, 0, 0, 0, 0
         for raw_at, length, seals in part.items:
             crc = zlib.crc32(view[at:raw_at], crc)
             own = 0
@@ -180,7 +187,7 @@ class Drain:
                 own = zlib.crc32(view[block:end], own)
                 if end - begin >= _WINDOW and end < raw_at + length:
                     end -= end % PAGE
-                    yield self._passing(view[begin:end])
+                    yield self._passing(part, view[begin:end])
                     begin = end
             for seal in seals:
                 _CRC.pack_into(view, seal, own)
@@ -188,15 +195,16 @@ class Drain:
             crc = combine(crc, own, length)
             at = raw_at + length
             if at - begin >= _WINDOW:
-                yield self._passing(view[begin : at - at % PAGE])
+                yield self._passing(part, view[begin : at - at % PAGE])
                 begin = at - at % PAGE
         crc = zlib.crc32(view[at:], crc)
         sums.whole = crc
         if len(view) > begin:
-            yield self._passing(view[begin:])
+            yield self._passing(part, view[begin:])
 
-    def _passing(self, window: memoryview) -> memoryview:
+    def _passing(self, part: Part, window: memoryview) -> memoryview:
         self._limiter.passing(len(window))
+        part.done += len(window)
         return window
 
     def _await_others(

@@ -41,6 +41,8 @@ class Host:
     """Runs something on the main thread."""
     newer: Callable[[Shelf, Token], None]
     """Called when a newer attempt takes a directory over."""
+    record: Callable[[Message], None]
+    """Tells the launcher, which keeps the record."""
     shelves: dict[str, Shelf] = field(default_factory=dict)
     guests: dict[int, Guest] = field(default_factory=dict)
     allocating: int = 0
@@ -172,7 +174,10 @@ class Host:
         self.tell(shelf, failed, {"op": "failed", "number": m["number"], "why": m["why"]})
 
     def _may(self, guest: Guest, shelf: Shelf, m: Message) -> None:
+        known = m["number"] in shelf.jobs[guest.token].decided  # another rank has asked before
         take, replaced = shelf.may(guest.token, m["number"], m["how"], m["slots"])
+        if not take and not known:
+            self.record({"op": "skipped", "step": m["step"]})
         if replaced is not None:
             shelf.snapshots.remove(replaced)
             why = f"step {replaced.step} was not saved: a newer snapshot took its place before it was written"
@@ -197,8 +202,7 @@ class Host:
     def tell(self, shelf: Shelf, snapshot: Snapshot, message: Message) -> None:
         """Tell every rank of the snapshot's attempt; where none is left, tell whoever reads the log."""
         heard = False
-        if "why" in message and not message.get("replaced"):
-            record(message["why"])
+        self.record({"step": snapshot.step, **message, "seconds": round(time.monotonic() - snapshot.taken_t, 3)})
         for guest in list(self.guests.values()):
             if (guest.directory, guest.token) == (shelf.directory, snapshot.token):
                 with suppress(Gone):
@@ -216,12 +220,6 @@ class Host:
                 guest.asked_to_settle = False
                 with suppress(Gone):
                     guest.line.send({"op": "settled"})
-
-
-def record(text: str) -> None:
-    """One line to the launcher, if there is one, which keeps the record."""
-    with suppress(OSError):
-        print(text, flush=True)
 
 
 def say(text: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import queue
 import selectors
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,11 +29,12 @@ from .retention import Keep
 from .shelf import Shelf, Snapshot, State
 from .storage import Disk
 from .url import Url
-from .wire import Gone, Line, address_of, same_user
+from .wire import Gone, Line, Message, address_of, same_user
 
 _ALONE_S = 20.0
 """How long a keeper that a rank has started waits for its first connection."""
 _OTHERS_WITHIN_S = 2.0
+_TELL_EVERY_S = 2.0
 
 
 @dataclass
@@ -42,6 +45,8 @@ class _Running:
     snapshot: Snapshot
     work: Work
     given_up: str | None = None
+    told_t: float = field(default_factory=time.monotonic)
+    """When the launcher was last told how far it is."""
     lost: str = ""
     """Why its storage did not take it; it is being kept on this node's disk instead."""
 
@@ -66,7 +71,7 @@ class Keeper:
 
     def __post_init__(self) -> None:
         """Nobody is here yet."""
-        self.host = Host(self._post, self._newer)
+        self.host = Host(self._post, self._newer, self._record)
 
     def run(self) -> None:
         """Serve until the launcher (or the last rank) is gone and everything whole is written."""
@@ -89,6 +94,7 @@ class Keeper:
             met = met or bool(self.host.guests)
             self._start_next()
             self._hurry()
+            self._tell_progress()
         self.listener.close()  # whoever comes now finds nobody, and starts another
         self._work.put(None)
         writer.join()
@@ -104,6 +110,8 @@ class Keeper:
         times = [s.not_before - time.monotonic() for s in self.host.snapshots() if s.state is State.WAITING]
         if self.running is None and times:
             return max(min(times), 0)
+        if self.running is not None:
+            return _TELL_EVERY_S
         return 1.0 if self.parent < 0 and not self.host.guests else None
 
     def _parent_ends(self) -> None:
@@ -184,6 +192,18 @@ class Keeper:
             from .remote.objects import persistence_at
 
             persistence_at(running.work.directory).hurried = running.shelf.superseded(running.snapshot) is not None
+
+    def _record(self, message: Message) -> None:
+        """One line to the launcher, if there is one; lost where it does not read, for nobody waits for it."""
+        if self.parent >= 0:
+            with suppress(OSError):
+                os.write(sys.stdout.fileno(), json.dumps(message).encode() + b"\n")
+
+    def _tell_progress(self) -> None:
+        running, now = self.running, time.monotonic()
+        if running is not None and now - running.told_t >= _TELL_EVERY_S:
+            running.told_t, (done, total) = now, running.work.done
+            self._record({"op": "writing", "step": running.snapshot.step, "done": done, "total": total})
 
     def _attend(self, running: _Running) -> None:
         """Have the ranks told when storage is down for a while."""
@@ -318,6 +338,8 @@ def main(disk: Disk | None = None) -> None:
     # meant for the job (a scheduler sends them to every process of it): what is whole in memory is to be written all the same
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
+    if args.parent >= 0:
+        os.set_blocking(sys.stdout.fileno(), False)
     listener = listen(args.name)
     if listener is not None:
         Keeper(listener, disk or Disk(), Limiter(args.bandwidth * (1 << 20)), args.patience, args.others, args.parent).run()

@@ -137,7 +137,7 @@ class Saver:
         return self._ranks.from_first(lambda: self._ask(fate, how))  # each node has a keeper of its own: rank 0's decides
 
     def _ask(self, fate: Fate, how: str) -> bool:
-        self.link.send({"op": "may", "number": fate.number, "how": how, "slots": len(self._planned.slots)})
+        self.link.send({"op": "may", "number": fate.number, "step": fate.step, "how": how, "slots": len(self._planned.slots)})
         while fate.number not in self.link.decided:
             self.listen(1.0)
         return self.link.decided.pop(fate.number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -44,6 +45,7 @@ class Snapshot:
     token: Token
     layout: str
     given: dict[int, tuple[int, int]] = field(default_factory=dict)
+    taken_t: float = field(default_factory=time.monotonic)
     state: State = State.COPYING
     tries: int = 0
     not_before: float = 0.0

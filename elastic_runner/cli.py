@@ -187,7 +187,10 @@ def _run(args: Any, config: RunConfig, supervisor: Supervisor, signals: Signals)
     signals.wait_for("the rendezvous")  # until the agent has formed its first group
     hint, args.node_rank = args.node_rank, 0 if args.rdzv_backend == BACKEND else args.node_rank
     with registered(hint, config.spare_nodes), seams.swapped(agent.bound_to(supervisor), agent.start_processes_for(supervisor)):
-        run(args)
+        try:
+            run(args)
+        finally:
+            supervisor.settle()
 
 
 def _open_record(config: RunConfig) -> tuple[Path, Journal, bool]:
@@ -271,7 +274,7 @@ def _supervisor(config: RunConfig, journal: Journal, signals: Signals, nursery: 
         say=recorder.notice,
         environ=os.environ,
     )
-    keeper = KeeperProcess(recorder.notice, recorder.note, config.keeper_bandwidth, config.storage_patience_s)
+    keeper = KeeperProcess(recorder.notice, recorder.saves.hear, config.keeper_bandwidth, config.storage_patience_s)
     if config.chaos:
         keeper.chaos = lambda: keeper_env(config.chaos, recorder.fired, started_t)
     keeper.start()

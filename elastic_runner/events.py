@@ -229,6 +229,33 @@ class RankProgress(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Saving(Event):
+    """A snapshot on its way to storage, every few seconds: `done` of `total` bytes. `trouble`: why its storage did not take it just now."""
+
+    name: ClassVar[str] = "saving"
+    step: int = -1
+    done: int = 0
+    total: int = 0
+    trouble: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveEnded(Event):
+    """What became of a snapshot, `seconds` after it was taken.
+
+    `fate`: "durable" (in `path`), "failed", "kept" (on this node's disk: its storage is gone), or, where the storage is slower than the
+    cadence, "skipped" (not taken) or "replaced" (by a newer one).
+    """
+
+    name: ClassVar[str] = "save_ended"
+    step: int = -1
+    fate: str = ""
+    seconds: float = 0.0
+    path: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataStarved(Event):
     """A rank's loader does not keep up. Over `over_s` seconds and `steps` steps it waited `waited_s`; `text` is what people are told.
 
@@ -324,6 +351,6 @@ KINDS: dict[str, type[Event]] = {
     for cls in (
         RunStarted, RoundFormed, AttemptStarted, WorkersSpawned, Restored, FirstStep, RankExited, RankHung, StackDumped, ChaosFired, Failed,
         Decided, Stopping, Stopped, Receipt, RankProgress, RankSlow, DeviceVerdict, DeviceSetAside, DeviceTested, DataStarved,
-        Notice, RunEnded,
+        Saving, SaveEnded, Notice, RunEnded,
     )
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import subprocess
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from .. import progress
 from ..checkpoint.link import keeper_command
@@ -24,8 +26,8 @@ class KeeperProcess:
     """Holds the snapshots of this node's ranks, in a process that outlives them."""
 
     say: Callable[[str], None]
-    record: Callable[[str], None]
-    """Keeps what it tells; the ranks say it."""
+    told: Callable[[dict[str, Any]], None]
+    """Takes in what it tells of the saves."""
     bandwidth: float = 0.0
     """MiB per second that it may write; 0 is no limit."""
     patience_s: float = 60.0
@@ -100,14 +102,15 @@ class KeeperProcess:
         self._process = None
 
     def _hear(self) -> None:
-        """Take in what it has told, line by line."""
+        """Take in what it has told, a JSON object a line."""
         if self._process is None or self._process.stdout is None:
             return
         with suppress(BlockingIOError):
             while some := os.read(self._process.stdout.fileno(), 1 << 16):
                 *lines, self._heard = (self._heard + some).split(b"\n")
                 for line in lines:
-                    self.record(line.decode(errors="replace"))
+                    with suppress(ValueError):  # torn: the pipe was full for a moment
+                        self.told(json.loads(line))
 
     def _hang_up(self) -> None:
         self._hear()

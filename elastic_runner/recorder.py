@@ -26,6 +26,7 @@ from .events import (
 )
 from .journal import Journal
 from .nodes.member import Formed
+from .saves import Saves
 from .slowness import SlowWatch
 from .starving import StarvingWatch
 
@@ -61,8 +62,10 @@ class Recorder:
         self._redone: int | None = None
         self._starving = StarvingWatch(len(os.sched_getaffinity(0)))
         self._slow, self._said_slow = SlowWatch(), set[int]()
-        self._in_vain = 0
-        """Failures in a row that left no checkpoint newer than the one before."""
+        self.saves = Saves(journal, self.notice, self.note)
+        """What becomes of the snapshots."""
+        self._in_vain = self._saves_made = 0
+        """Failures in a row that left no checkpoint newer than the one before, and the saves until the last failure."""
 
     @property
     def training(self) -> bool:
@@ -161,18 +164,6 @@ class Recorder:
             self._said_slow.add(seen.rank)
             self._say(seen.text + (f" ({device})" if device else ""))
 
-    def way_out(self, before: Mapping[int, Progress], after: Mapping[int, Progress]) -> None:
-        """Say which checkpoint a job that was told to stop has left, where it keeps any."""
-        if not any(p.restored_step >= 0 or p.saved_step >= 0 or p.marks[Mark.RESTORE_END] for p in after.values()):
-            return
-        had, has = (max(p.durable_step for p in pages.values()) for pages in (before, after))
-        left = min(p.left_step for p in after.values())
-        if left >= 0 or has > had:
-            self.notice(f"step {max(left, has)} was saved on the way out")
-            return
-        resumes = max(has, *(p.restored_step for p in after.values()))
-        self.notice(f"no checkpoint was made on the way out: the next run goes on from step {max(resumes, 0)}")
-
     def failure(self, attempt: Attempt, broken: Broken) -> None:
         """Write down everything known of a failure, before anything is stopped."""
         pages = attempt.pages()
@@ -204,7 +195,8 @@ class Recorder:
     def _kept_nothing(self, pages: list[Progress]) -> None:
         """Say so when attempts end before their first checkpoint, again and again: restarting then only burns time."""
         every, trained = max((p.save_every for p in pages), default=0), max((p.steps_done for p in pages), default=0)
-        if not every or not trained or any(p.durable_step >= 0 for p in pages):
+        saved, self._saves_made = self.saves.made > self._saves_made, self.saves.made
+        if not every or not trained or saved or any(p.durable_step >= 0 for p in pages):
             self._in_vain = 0
             return
         self._in_vain += 1

@@ -329,7 +329,7 @@ class Supervisor:
         before = attempt.pages()
         self.recorder.progress(before)
         self.stopper.stop(attempt, asked, grace, "signal", ask=ask)
-        self.recorder.way_out(before, self.stopper.last_pages)
+        self.recorder.saves.stopped(before, self.stopper.last_pages)
         raise self.signals.raises(signum)  # torch leaves the rendezvous open for the other nodes when this passes through it
 
     def end(self) -> None:
@@ -337,17 +337,22 @@ class Supervisor:
         if self.attempt is not None and self.attempt.ranks:
             self.stopper.stop(self.attempt, signal.SIGTERM, self.config.restart_grace_s, "end")
 
+    def settle(self) -> None:
+        """Nothing trains any more: what is whole in memory becomes durable, and it is said what that leaves."""
+        self.end()
+        if self.keeper is not None:
+            self.keeper.close()
+        self.recorder.saves.last_words()
+
     def close(self) -> None:
         """The run is over: leave nothing behind."""
-        self.end()
+        self.settle()
         if self.preemption is not None:
             self.preemption.close()
         if self.ward is not None:
             self.ward.close()
         if self.nursery is not None:
             self.nursery.close()
-        if self.keeper is not None:
-            self.keeper.close()
 
 
 def _device_count() -> int:

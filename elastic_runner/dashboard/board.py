@@ -47,6 +47,11 @@ class Board:
         self.losses: list[tuple[float, float]] = []
         """Seconds since the first event and the loss then, where the script gives one; this node's first."""
         self.first_rank = 0
+        self.upload: ev.Saving | None = None
+        """The snapshot that is on its way to storage, where that takes a while."""
+        self.unsaved: ev.SaveEnded | None = None
+        """The newest snapshot, if it did not become durable."""
+        self._durable = -1
         self._stepping_t = 0.0
         self._progress: ev.RankProgress | None = None
         self._hung: set[int] = set()
@@ -84,6 +89,10 @@ class Board:
                 self._hung.add(e.rank)
             case ev.RankExited():
                 self._exited.add(e.rank)
+            case ev.Saving():
+                self.upload = e
+            case ev.SaveEnded():
+                self._saved(e)
             case ev.Stopping() if e.why == "signal":
                 self.state = "stopping"
             case ev.RunEnded():
@@ -116,8 +125,16 @@ class Board:
 
     @property
     def checkpoints(self) -> tuple[int, int]:
-        """The newest snapshot and the newest one that is durable; -1 where there is none yet in this attempt."""
-        return (self._progress.saved_step, self._progress.durable_step) if self._progress else (-1, -1)
+        """The newest snapshot of this attempt, and the newest one of the run that is durable; -1 where there is none yet."""
+        saved, durable = (self._progress.saved_step, self._progress.durable_step) if self._progress else (-1, -1)
+        return saved, max(durable, self._durable)
+
+    @property
+    def trouble(self) -> str:
+        """Why the newest snapshot is not in storage, though it was tried; empty if nothing is wrong."""
+        if self.upload is not None and self.upload.trouble:
+            return self.upload.trouble
+        return self.unsaved.why if self.unsaved is not None and self.unsaved.fate in ("failed", "kept") else ""
 
     def ranks(self) -> list[RankRow]:
         """This node's ranks."""
@@ -159,6 +176,13 @@ class Board:
                 steps[c] += done * max(overlap, 0) / (end - begin)
         width_s = whole / columns / 1e6
         return [n / width_s for n in steps], faults
+
+    def _saved(self, e: ev.SaveEnded) -> None:
+        if self.upload is not None and e.fate != "skipped" and e.step >= self.upload.step:
+            self.upload = None
+        self.unsaved = None if e.fate == "durable" else e
+        if e.fate == "durable":
+            self._durable = max(self._durable, e.step)
 
     def _paced(self, e: Event) -> None:
         """Keep how many steps were made between two reports."""

@@ -53,6 +53,8 @@ def board_as_dict(board: Board) -> dict[str, Any]:
         "ranks": [asdict(r) for r in board.ranks()],
         "saved_step": saved,
         "durable_step": durable,
+        "upload": {"step": board.upload.step, "done": board.upload.done, "total": board.upload.total} if board.upload else None,
+        "storage_trouble": board.trouble,
         "restarts": board.history.restarts,
         "goodput": goodput_as_dict(board.goodput),
     }

@@ -125,9 +125,16 @@ def _badness(r: RankRow) -> tuple[bool, float, float, int]:
 def _checkpoints(board: Board) -> Text:
     saved, durable = board.checkpoints
     line = Text.assemble(("checkpoint ", "dim"))
-    line.append(f"step {durable} durable" if durable >= 0 else "none durable in this attempt yet")
-    if saved > durable:
+    line.append(f"step {durable} durable" if durable >= 0 else "none durable yet")
+    if board.trouble:
+        line.append(f"; {board.trouble}", style="red")
+    elif (upload := board.upload) is not None and upload.total:
+        how_far = f"{100 * upload.done / upload.total:.0f} % of {upload.total / 1e6:,.0f} MB"
+        line.append(f", step {upload.step} under way to storage: {how_far}", style="yellow")
+    elif saved > durable:
         line.append(f", step {saved} under way to storage", style="yellow")
+    if (unsaved := board.unsaved) is not None and unsaved.fate in ("skipped", "replaced"):
+        line.append(f", step {unsaved.step} {unsaved.fate}: storage is slower than the cadence", style="yellow")
     return line
 
 

@@ -65,6 +65,9 @@ def _marked(events: Iterable[Event]) -> tuple[Ledger, list[tuple[float, str]], l
         now = ledger.newest_us / 1e6
         if isinstance(e, ev.Failed):
             faults.append((now - max(e.t - e.fault_t, 0.0) if e.fault_t else now, e.cause))
+        elif isinstance(e, ev.SaveEnded) and e.fate == "durable":
+            durable = max(durable, e.step)
+            saved.append((now, f"step {e.step} durable, {e.seconds:.2f} s after it was taken"))
         elif isinstance(e, ev.RankProgress) and e.durable_step > durable:
             durable = e.durable_step
             saved.append((now, f"step {durable} durable"))

@@ -19,6 +19,7 @@ from goodrun.elastic_runner import events as ev
 from goodrun.elastic_runner.dashboard.board import Board
 from goodrun.elastic_runner.dashboard.follow import Follower
 from goodrun.elastic_runner.dashboard.screen import screen
+from goodrun.elastic_runner.exporting import status
 from goodrun.elastic_runner.journal import FILE_NAME, Journal
 from goodrun.elastic_runner.reading import top_main
 
@@ -52,6 +53,26 @@ def story(ranks: int = 4) -> list[ev.Event]:
     n = len(left)
     more = {"last_step_s": (0.5,) * n, "silent_s": (0.1,) * n, "phases": ("step",) * n, "saved_step": 50, "durable_step": 40}
     return [*told, at(80, ev.RankProgress(steps=(56,) * n, data_wait_s=(10.0,) * n, step_t=80, **more), 1)]
+
+
+@pytest.mark.parametrize(
+    ("news", "words"),
+    [
+        ([], "checkpoint step 40 durable, step 50 under way to storage"),
+        ([ev.Saving(step=50, done=25_000_000, total=100_000_000)], "step 50 under way to storage: 25 % of 100 MB"),
+        ([ev.Saving(step=50, total=1), ev.SaveEnded(step=50, fate="durable")], "checkpoint step 50 durable"),
+        ([ev.Saving(step=50, trouble="bucket: 503 Slow Down; trying again")], "step 40 durable; bucket: 503 Slow Down; trying again"),
+        ([ev.SaveEnded(step=50, fate="kept", why="storage is gone; it is kept at /k")], "storage is gone; it is kept at /k"),
+        ([ev.SaveEnded(step=50, fate="failed", why="disk full"), ev.SaveEnded(step=55, fate="durable")], "checkpoint step 55 durable"),
+        ([ev.SaveEnded(step=55, fate="skipped")], "step 55 skipped: storage is slower than the cadence"),
+    ],
+)
+def test_the_way_of_a_checkpoint_is_shown(news, words):
+    """How far it is on its way, what is in its way, and what became of it; the status line names trouble, too."""
+    board = Board().extend([*story(), *(at(81 + i, e, 1) for i, e in enumerate(news))])
+    [line] = [line.plain for line in screen(board, 110, 45).renderables if line.plain.startswith("checkpoint")]  # type: ignore[union-attr]
+    assert words in line
+    assert (board.trouble in status.words(board, 50)) and bool(board.trouble) == ("503" in words or "kept" in words)
 
 
 def on_terminal(run_dir: Path, *options: str) -> tuple[int, int, list[object], subprocess.Popen[bytes]]:

@@ -35,7 +35,8 @@ loader = DataLoader(range(len(data)), batch_sampler=sampler, generator=torch.Gen
 model(data[:1]).sum().backward()  # DDP orders its buckets anew after the first backward
 optimizer.zero_grad()
 place = Path(os.environ.get("TEST_CHECKPOINTS", here / "checkpoints"))
-checkpoints = Checkpointer(place, every=5, model=model, optimizer=optimizer, sampler=sampler)
+busy = os.environ.get("TEST_WHEN_BUSY", "wait")
+checkpoints = Checkpointer(place, every=5, when_busy=busy, model=model, optimizer=optimizer, sampler=sampler)
 step = checkpoints.restore()
 log = open(here / f"samples.l{life}.g{generation:03d}.r{rank}", "a")  # noqa: SIM115
 
