@@ -20,6 +20,7 @@ from .signals import Signals
 from .workers import Rank, WorkerContext
 
 LOOK_EVERY_S = 0.2
+_WEIGH_EVERY_S = 1.0
 _CONNECTION_LOST = re.compile(r"(gloo|nccl|Dist\w*Error).*(connect|closed|reset|refused|broken pipe|remote process)", re.IGNORECASE)
 STARTED_AFTER_S = 60.0
 """A script that shows no steps counts as started once it has run this long."""
@@ -105,7 +106,7 @@ class Attempt:
         self._oom_kills = memory.oom_kills(self._group)
         self.hurt: set[int] = set()
         """Ranks that chaos has hit from outside."""
-        self._looked_t = 0.0
+        self._looked_t = self._weighed_t = 0.0
         self._said_left = False
         self._poll = select.poll()
         self._poll.register(signals, select.POLLIN)
@@ -143,8 +144,10 @@ class Attempt:
         if time.monotonic() - self._looked_t < LOOK_EVERY_S:
             return Tick()
         self._looked_t = time.monotonic()
-        for r in self.ranks:
-            r.held = memory.resident(r.pid) or r.held
+        if self._looked_t - self._weighed_t >= _WEIGH_EVERY_S:
+            self._weighed_t = self._looked_t
+            for r in self.ranks:
+                r.held = memory.resident(r.pid) or r.held
         return self._numbers() or self._look() or self._left() or Tick()
 
     def _first(self) -> Rank:

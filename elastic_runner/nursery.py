@@ -86,7 +86,8 @@ def foreseen(argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[str, ..
 class _Template:
     command: tuple[str, ...]
     preload: str
-    read_at_import: dict[str, str]
+    guessed: dict[str, str] | None
+    """What of the environment it read at import, until that was found to be right."""
     proc: subprocess.Popen[bytes]
     channel: socket.socket
     ready: bool = False
@@ -191,15 +192,16 @@ class Nursery:
         with theirs:
             more = {standby.VARIABLE: str(theirs.fileno()), **({standby.PRELOAD_VARIABLE: self.preload} if self.preload else {})}
             proc = subprocess.Popen(command, env={**instrumented(env), **more}, start_new_session=True, pass_fds=[theirs.fileno()])
-        self._template = _Template(command=command, preload=self.preload, read_at_import=_read_at_import(env), proc=proc, channel=ours)
+        self._template = _Template(command=command, preload=self.preload, guessed=_read_at_import(env), proc=proc, channel=ours)
 
     def _look_at_template(self, command: tuple[str, ...]) -> None:
         t = self._template
         if t is None:
             return
-        if (t.command, t.preload, t.read_at_import) != (command, self.preload, _read_at_import(os.environ)):
-            self._drop_template()  # it was made on a guess
+        if (t.command, t.preload) != (command, self.preload) or t.guessed not in (None, _read_at_import(os.environ)):
+            self._drop_template()
             return
+        t.guessed = None
         if not t.ready:
             try:
                 word = t.channel.recv(4096, socket.MSG_DONTWAIT)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 _WRITES = (64, 66) if platform.machine() in ("aarch64", "riscv64") else (1, 20)
 """Numbers of write and writev."""
 _PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None)
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -113,7 +114,7 @@ class Adopted:
 
 def be_subreaper(on: bool) -> None:
     """Whether orphans among this process's descendants become its children, instead of the system's."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
 
 
 def exit_code(pid: int) -> int | None:
