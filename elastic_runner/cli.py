@@ -154,6 +154,7 @@ def _launch(
         supervisor.preemption = PreemptionWatch(config.preemption_at, say)
         supervisor.preemption.start()
     try:
+        supervisor.seating.begin()
         record(_run)(args, config, supervisor, signals)  # for a launcher that is itself somebody's worker
         status = ending.succeeded(supervisor)
     except (ChildFailedError, NoDevices) as e:

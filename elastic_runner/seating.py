@@ -67,6 +67,17 @@ class Seating:
         if self.ward is not None:
             self.ward.left_out(slots)
 
+    def begin(self) -> None:
+        """Before the first attempt: other runs may have set aside so much that too little is left. Raises what `wait` does."""
+        if self.slots.suffice:
+            return
+        shape = f"--min-nproc {self.slots.min_nproc}, --world-size-multiple-of {self.slots.multiple_of}"
+        few = f"{len(self.slots.active)} of {self.size} slots are left, too few to begin with ({shape})"
+        if not self.wait_s:
+            raise NoDevices(f"{few}: wait for a re-test with --wait-for-devices, or let one in with `goodrun devices release`")
+        self.notice(f"{few}: waiting for a device")
+        self.wait()
+
     def wait(self) -> None:
         """Until there are enough. Raises NoDevices when the time for that is over, and what a stop signal asks for."""
         if not self.slots.suffice:
@@ -78,8 +89,10 @@ class Seating:
         asks = sys.maxsize // 2
         while not self.slots.suffice:
             asks += 1  # nothing runs: there is no checkpoint to wait for, so each question counts as one
+            if self.ward is not None:
+                self.ward.hear_operator(self.slots)
             if self.ward is not None and (back := self.ward.back(asks)):
-                self.slots = self.slots.with_back(back, self.size)
+                self.take(self.slots.with_back(back, self.size))
             elif time.monotonic() > until_t:
                 reason = f"no device came back within {self.wait_s:.0f} s (--wait-for-devices)"
                 self.decided(Action(do=Do.GIVE_UP, slots=self.slots, reason=reason))

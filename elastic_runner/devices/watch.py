@@ -55,7 +55,9 @@ class DeviceWatch:
 
     def watch(self, uuids: Sequence[str]) -> None:
         """Ask about these devices from now on; a device that was set aside is not asked about, for its driver may hang."""
-        if tuple(uuids) != self._prober.uuids:
+        if not uuids:  # to the prober this would be everybody
+            self._prober.close()
+        elif tuple(uuids) != self._prober.uuids:
             self._prober.ask_about(uuids)
             self.reports.clear()  # the next prober hears of XIDs only once it has listened to each device itself
         for uuid in [u for u in self._first if u not in uuids]:  # if it comes back it begins anew: a reset sets its counters to zero
