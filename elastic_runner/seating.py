@@ -61,6 +61,14 @@ class Seating:
         self.notice(action.reason)
         return None
 
+    def restart(self, slots: Slots) -> None:
+        """Between two attempts: go on with these, once their devices have the memory back that their ranks had, and there are enough."""
+        if self.ward is not None:
+            with self.signals.waiting("GPU memory to be given back"):
+                self.ward.await_memory(slots.active)
+        self.take(slots)
+        self.wait()
+
     def take(self, slots: Slots) -> None:
         """Go on with these, and set aside those that are left out."""
         self.slots = slots

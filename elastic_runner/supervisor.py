@@ -281,10 +281,9 @@ class Supervisor:
         self.stopper.stop(self.attempt, signal.SIGTERM, self.config.restart_grace_s, "restart", hung=hung)
         if self.stopper.asked is not None:
             raise self.signals.raises(self.stopper.asked)
-        self.seating.take(self.pending.slots)
-        self.pending = None
+        slots, self.pending = self.pending.slots, None
         self.restarts += not grows
-        self.seating.wait()
+        self.seating.restart(slots)
 
     # -- stopping ------------------------------------------------------------------------------------------------------
 

@@ -75,6 +75,7 @@ KINDS: Mapping[str, Kind] = {
     "recovery": Kind(what="the driver wants recovery action `code` (NVML field 230)", keys=_CODED, by=By.DEVICE, needs={"code": 1}),
     "throttle": Kind(what="the GPU's hardware slows its clocks for its heat", keys=_SLOT, by=By.DEVICE),
     "remap-failure": Kind(what="the GPU could not remap a row of its memory", keys=_SLOT, by=By.DEVICE, shows=_SICK),
+    "memory-held": Kind(what="40 GiB of the GPU's memory are in use, and the driver does not say by whom", keys=_SLOT, by=By.DEVICE),
     "probe-hang": Kind(what="questions to the driver about the GPU never return", keys=_SLOT, by=By.DEVICE),
     "probe-error": Kind(what="every question to the driver about the GPU fails", keys=_SLOT, by=By.DEVICE),
     "enospc": Kind(what="storage has no space left (without for: at one call)", keys=("for",), by=By.KEEPER),

@@ -9,6 +9,7 @@ from ..attempt import Attempt, Broken
 from ..events import DeviceVerdict, Event
 from ..policy import Kind, Slots
 from .answers import Device
+from .freeing import Freeing
 from .health_policy import Do, HealthPolicy, Verdict
 from .identity import Bound, bind
 from .probation import Probation
@@ -41,6 +42,7 @@ class Ward:
         self._verdicts: dict[str, Verdict] = {}
         self._restart: tuple[Attempt, float, int, str] | None = None
         self._heard_t = time.monotonic()
+        self._freeing = Freeing(watch.memory if watch is not None else lambda uuids, within_s: None, say)
 
     @property
     def pid(self) -> int:
@@ -62,6 +64,7 @@ class Ward:
             self._say(f"slot {slot}, {self.bound[slot].words}, is set aside on this node ({entry.reason}); `goodrun devices` has the list")
             slots = slots.short_of(slot, entry.reason)
             self._probation.take_over(slot, self.bound[slot], entry)
+        self.await_memory(slots.active)  # what others hold
         self._watch_those_of(slots)
         return slots
 
@@ -74,6 +77,11 @@ class Ward:
         if not self.bound or (self._alike and active == tuple(range(len(active)))):
             return None
         return tuple(self.bound[s].name for s in active)
+
+    def await_memory(self, active: tuple[int, ...]) -> None:
+        """Until the memory of these slots' devices is free of the ranks before, or the limit for that is over."""
+        if self.bound and active:
+            self._freeing.wait([self.bound[s] for s in active])
 
     def watched(self, slot: int) -> bool:
         """Whether the driver has answered about this slot's device: from then on its XIDs are heard."""
