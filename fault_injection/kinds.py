@@ -68,6 +68,11 @@ KINDS: Mapping[str, Kind] = {
     "loader-stall": Kind(what="SIGSTOP for a worker process of the rank's DataLoader", shows=_HANGS),
     "peers-cut": Kind(what="the rank's connections to its peers break", shows=("connection", "exception", "signal")),
     "store-cut": Kind(what="the rank's connection to the store breaks"),
+    "net-loss": Kind(
+        what="the rank's connections lose `percent` of what is sent to them", keys=("rank", "percent", "for"), needs={"percent": 30}
+    ),
+    "net-partition": Kind(what="nothing that is sent to the rank arrives, and nobody is told", keys=("rank", "for")),
+    "net-slow": Kind(what="the rank sends no more than `kib` KiB a second to anyone", keys=("rank", "kib", "for"), needs={"kib": 64}),
     "slot-lost": Kind(what="SIGKILL, and the slot is not to be used any more", keys=("rank", "slot"), sends=signal.SIGKILL, shows=_LOST),
     "gpu-lost": Kind(what="the GPU falls off the bus, without any XID", keys=_SLOT, by=By.DEVICE, shows=_SICK),
     "xid": Kind(what="the GPU reports XID `code`", keys=("rank", "slot", "code"), by=By.DEVICE, needs={"code": 79}),
