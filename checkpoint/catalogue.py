@@ -141,11 +141,11 @@ def prune(
     """
     known = {} if known is None else known
     found = [known.get(f.path.name, f) for f in found_in(directory)]
-    # One whose manifest is damaged may be all that is left of something: it goes with its age, as if it were whole.
+    # One whose manifest is damaged may be all that is left of something: like one that is not trusted it goes with its age.
     marked = [f for f in found if f.marked]
     step = next((f.step for f in found if f.path == just_committed), 0)
     going = [f.path for f in found if f not in marked and not (others_write and f.step > step)]
-    dated = [Dated(f.path.name, f.step, f.manifest.committed if f.manifest else 0.0) for f in marked]
+    dated = [Dated(f.path.name, f.step, f.manifest.committed if f.manifest else 0.0, f.manifest is not None) for f in marked]
     goes = set(superfluous(dated, keep))
     # The one just written stays even where a run that began anew left higher steps behind.
     going += [f.path for f in marked if f.path.name in goes and f.path != just_committed]

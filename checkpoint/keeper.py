@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from .catalogue import fresh_name
+from .catalogue import Found, fresh_name
 from .drain import Abandoned, Drain, Limiter, Part, Work
 from .errors import CheckpointError, CheckpointFenced
 from .fence import Fence, Token
@@ -44,6 +44,7 @@ class _Running:
     shelf: Shelf
     snapshot: Snapshot
     work: Work
+    known: dict[str, Found]
     given_up: str | None = None
     told_t: float = field(default_factory=time.monotonic)
     """When the launcher was last told how far it is."""
@@ -155,7 +156,7 @@ class Keeper:
             snapshot = shelf.next(time.monotonic())
             if snapshot is not None:
                 snapshot.state = State.WRITING
-                self.running = _Running(shelf, snapshot, self._work_of(shelf, snapshot))
+                self.running = _Running(shelf, snapshot, self._work_of(shelf, snapshot), shelf.jobs[snapshot.token].known)
                 self._work.put(self.running)
                 return
         self.host.settled()
@@ -243,7 +244,7 @@ class Keeper:
             self._post(partial(self._written, running, path, error))
 
     def _drain(self, running: _Running) -> Drain:
-        known = running.shelf.known if not running.lost else None  # those are of the place that did not take it
+        known = running.known if not running.lost else None  # those are of the place that did not take it
         return Drain(storage_at(running.work.directory, self.disk), self.limiter, known)
 
     def _in_vain(self, running: _Running, still_s: float) -> str | None:

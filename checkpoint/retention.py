@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """The newest `last` stay; beside them every one whose step `every_steps` divides, and the first of each `every_hours` hours."""
+    """The newest `last` stay; beside them every one whose step `every_steps` divides, and the first of each `every_hours` hours.
+
+    Only what may be restored from counts.
+    """
 
     last: int = 3
     every_steps: int | None = None
@@ -26,21 +29,25 @@ class Keep:
 
 @dataclass(frozen=True)
 class Dated:
-    """A whole checkpoint as the rule sees it: its name, its step, and when it was committed (seconds of wall time)."""
+    """A checkpoint as the rule sees it: its name, its step, and when it was committed (seconds of wall time)."""
 
     name: str
     step: int
     at: float
+    good: bool = True
+    """Whether it may be restored from; one that is damaged or not trusted takes no good one's place."""
 
 
 def superfluous(whole: Sequence[Dated], keep: Keep) -> list[str]:
-    """The names of those that may go; `whole` is newest first."""
-    stays = {d.name for d in whole[: keep.last]}
+    """The names of those that may go; `whole` is newest first. One that is no good goes once enough good ones are newer."""
+    good = [d for d in whole if d.good]
+    newest = whole[: whole.index(good[keep.last - 1]) + 1] if len(good) >= keep.last else whole
+    stays = {d.name for d in newest}
     if keep.every_steps:
-        stays |= {d.name for d in whole if d.step % keep.every_steps == 0}
+        stays |= {d.name for d in good if d.step % keep.every_steps == 0}
     if keep.every_hours:
         since: float | None = None
-        for dated in sorted(whole, key=lambda d: d.at):
+        for dated in sorted(good, key=lambda d: d.at):
             if since is None or dated.at - since >= keep.every_hours * 3600:
                 stays.add(dated.name)
                 since = dated.at

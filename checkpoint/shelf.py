@@ -68,6 +68,8 @@ class Job:
     decided: dict[int, bool] = field(default_factory=dict)
     page: Memory | None = None
     """What the ranks of this node share to agree on a step."""
+    known: dict[str, Found] = field(default_factory=dict)
+    """The checkpoints there, as far as they were looked at in this attempt: one before it may have been distrusted since."""
 
 
 @dataclass
@@ -79,8 +81,6 @@ class Shelf:
     snapshots: list[Snapshot] = field(default_factory=list)
     spare: list[Memory] = field(default_factory=list)
     closing: bool = False
-    known: dict[str, Found] = field(default_factory=dict)
-    """The checkpoints there, as far as they were looked at."""
 
     @property
     def token(self) -> Token:

@@ -120,7 +120,7 @@ def _launch(
 
     from . import ending, runs, surroundings
     from .preemption import PreemptionWatch
-    from .supervisor import NoDevices
+    from .seating import NoDevices
 
     signals.raises = lambda signum: SignalException(f"stopped by {signal.Signals(signum).name}", signal.Signals(signum))
     home, journal, fresh = _open_record(config)
@@ -154,6 +154,7 @@ def _launch(
         supervisor.preemption = PreemptionWatch(config.preemption_at, say)
         supervisor.preemption.start()
     try:
+        supervisor.seating.begin()
         record(_run)(args, config, supervisor, signals)  # for a launcher that is itself somebody's worker
         status = ending.succeeded(supervisor)
     except (ChildFailedError, NoDevices) as e:
@@ -294,8 +295,8 @@ def _supervisor(config: RunConfig, journal: Journal, signals: Signals, nursery: 
         nursery=nursery if config.warm_start else None,
         keeper=keeper,
         ward=ward,
+        admitted=slots,
     )
-    supervisor.slots = slots
     if simulated is not None:
         supervisor.chaos.harm = lambda fault, slot: harm(simulated, ward.bound[slot].index, fault)
     return supervisor

@@ -8,6 +8,7 @@ from typing import Any
 from .attempt import signal_name
 from .events import RunEnded
 from .policy import Kind
+from .seating import NoDevices
 from .supervisor import Supervisor
 from .surroundings import why_shared_memory
 
@@ -31,9 +32,11 @@ def failed(sup: Supervisor, error: Exception) -> int:
     """Policy gave up, or torch did: show the rank, the reason and what the script said, the latter last."""
     broken = sup.last_failure
     if broken is None:
+        status = NODE_UNFIT if isinstance(error, NoDevices) else 1
         sup.say(str(error))
-        _end(sup, "failed", 1, str(error))
-        return 1
+        _end(sup, "failed", status, str(error))
+        _say_where_not(sup, status)
+        return status
     lines = _last_words(broken.failure.message, broken.log)
     if lines:
         sup.say(f"what rank {broken.failure.rank} said last:")
@@ -46,10 +49,15 @@ def failed(sup: Supervisor, error: Exception) -> int:
     sup.say(f"FAILED: {broken.cause} ({broken.where}, pid {broken.pid}): {reason}{more}")
     status = NODE_UNFIT if broken.failure.kind in (Kind.NODE_SICK, Kind.SLOT_LOST) else 1
     _end(sup, "failed", status, f"{broken.cause}: {reason}")
+    _say_where_not(sup, status)
+    return status
+
+
+def _say_where_not(sup: Supervisor, status: int) -> None:
+    """How to tell Slurm to start the job elsewhere."""
     if status == NODE_UNFIT and (step := sup.config.slurm) is not None:
         node = step.nodes[step.node]
         sup.say(f"to keep job {step.job} off this node: scontrol update JobId={step.number} ExcNodeList={node}, or sbatch --exclude={node}")
-    return status
 
 
 def stopped(sup: Supervisor, signum: int, waits_for: str | None) -> int:

@@ -96,6 +96,11 @@ class Slots:
         # what does not fill a whole multiple waits in reserve
         return replace(self, active=active[:size], spare=spare + active[size:], out=(*self.out, (slot, reason)))
 
+    def short_of(self, slot: int, reason: str) -> Slots:
+        """These slots with `slot` left out, even where too few remain to go on."""
+        active = tuple(s for s in self.active if s != slot)
+        return self.without(slot, reason) or replace(self, active=active, out=(*self.out, (slot, reason)))
+
     @property
     def suffice(self) -> bool:
         """Whether those in use can be a job."""
@@ -222,8 +227,7 @@ def _leave_out(newest: Failure, slots: Slots, reason: str, waits: bool) -> Actio
         left = len(slots.active) - 1
         why = f"{reason}; the {left} left cannot go on (--min-nproc {slots.min_nproc}, --world-size-multiple-of {slots.multiple_of})"
         if waits:
-            few = replace(slots, active=tuple(s for s in slots.active if s != newest.slot), out=(*slots.out, (newest.slot, reason)))
-            return Action(do=Do.WAIT, slots=few, reason=f"{why}: waiting for a device")
+            return Action(do=Do.WAIT, slots=slots.short_of(newest.slot, reason), reason=f"{why}: waiting for a device")
         return Action(do=Do.GIVE_UP, slots=slots, reason=why)
     return _shrink(newest.slot, slots, smaller, reason)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +12,6 @@ from ..progress import Phase
 from .attempt import Attempt, Broken, Finished, Left, Signalled, signal_name
 from .bootstrap import MODULES_FILE_VARIABLE
 from .devices.ward import Ward
-from .errors import GoodrunError
 from .events import AttemptStarted, Decided, WorkersSpawned
 from .hang import HangDetector
 from .inflicting import Inflicting
@@ -23,11 +20,11 @@ from .keeper import KeeperProcess
 from .nodes.member import Changed, Ended
 from .nursery import Nursery
 from .options import RunConfig
-from .policy import Action, Do, Failure, Kind, Slots, decide, grow
+from .policy import Action, Do, Failure, Kind, Slots, decide
 from .preemption import PreemptionWatch
 from .recorder import Recorder
+from .seating import Seating
 from .signals import PASSED_ON, Signals
-from .slots import visible_devices
 from .stopping import Stopper
 from .trust import Trust
 from .workers import Spawn, WorkerContext
@@ -41,10 +38,6 @@ _NEWS_WITHIN_S = 0.5
 
 
 _LEAVE_WITHIN_S = 5.0
-
-
-class NoDevices(GoodrunError):
-    """Too few slots are left, and none came back in time: the machine's fault, and the scheduler's turn."""
 
 
 class Outcome(Enum):
@@ -68,7 +61,9 @@ class Supervisor:
     worker_env: dict[str, str]
     """Added to every worker's environment."""
     started_t: float = field(default_factory=time.monotonic)
-    slots: Slots = field(init=False)
+    admitted: Slots | None = None
+    """The slots that the ledger of this node leaves to the run; None: all."""
+    seating: Seating = field(init=False)
     stopper: Stopper = field(init=False)
     chaos: Inflicting = field(init=False)
     trust: Trust = field(init=False)
@@ -91,7 +86,15 @@ class Supervisor:
     """Why this round of nodes is over, once it is; waits up to so many seconds for that."""
 
     def __post_init__(self) -> None:
-        self.slots = self.config.slots
+        self.seating = Seating(
+            slots=self.config.slots if self.admitted is None else self.admitted,
+            size=len(self.config.slots.active),
+            ward=self.ward,
+            signals=self.signals,
+            notice=self.recorder.notice,
+            decided=self._decided,
+            wait_s=self.config.wait_for_devices_s,
+        )
         self.stopper = Stopper(journal=self.journal, signals=self.signals, say=self.say)
         self.chaos = Inflicting(
             plan=self.config.chaos,
@@ -107,6 +110,11 @@ class Supervisor:
             self.ward.tainted = self.trust.tainted
         if self.nursery is not None:
             self.nursery.say = self.recorder.notice
+
+    @property
+    def slots(self) -> Slots:
+        """The slots as they are now."""
+        return self.seating.slots
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
@@ -124,15 +132,12 @@ class Supervisor:
         env = {**self.worker_env, **self.chaos.env(self.generation), **self.trust.env(), "GOODRUN_GENERATION": str(self.generation)}
         if self.nursery is not None and self.nursery.learns_from is not None:
             env[MODULES_FILE_VARIABLE] = str(self.nursery.learns_from)
-        devices = self.ward.visible(self.slots.active) if self.ward is not None else None
-        if devices is None:
-            devices = visible_devices(self.slots.active, os.environ, _device_count())
         return Spawn(
             generation=self.generation,
             slots=self.slots.active,
             stack_dir=self.journal.run_dir / "stacks",
             env=env,
-            devices=devices,
+            devices=self.seating.visible(),
             virtual_local_rank=self.config.virtual_local_rank,
             script_is_python=self.config.script_is_python,
             nursery=self.nursery,
@@ -224,19 +229,9 @@ class Supervisor:
 
     def _devices(self, attempt: Attempt) -> Outcome | None:
         """A sick device ends the attempt; one that is well again comes back with the next checkpoint."""
-        if self.ward is None:
-            return None
-        self.slots = self.ward.fit(self.slots)
-        if (sick := self.ward.look(attempt, self.slots)) is not None:
+        if (sick := self.seating.sick(attempt)) is not None:
             return self._broken(attempt, sick)
-        back = self.ward.back(self.durable_step)
-        if not back:
-            return None
-        action = grow(self.slots, back, len(self.config.slots.active))
-        if action.do is Do.CONTINUE:
-            self.slots = action.slots
-            self.ward.left_out(self.slots)
-            self.recorder.notice(action.reason)
+        if (action := self.seating.growth(self.durable_step)) is None:
             return None
         self._decided(action)
         self.recorder.interrupted()
@@ -286,28 +281,9 @@ class Supervisor:
         self.stopper.stop(self.attempt, signal.SIGTERM, self.config.restart_grace_s, "restart", hung=hung)
         if self.stopper.asked is not None:
             raise self.signals.raises(self.stopper.asked)
-        self.slots, self.pending = self.pending.slots, None
+        slots, self.pending = self.pending.slots, None
         self.restarts += not grows
-        if self.ward is not None:
-            self.ward.left_out(self.slots)
-        if not self.slots.suffice:
-            self._wait_for_devices()
-
-    def _wait_for_devices(self) -> None:
-        """Until enough slots have passed their test. Raises NoDevices when the time for that is over, and what a stop signal asks for."""
-        end, asks = time.monotonic() + self.config.wait_for_devices_s, sys.maxsize // 2
-        with self.signals.waiting("a device to come back"):
-            while not self.slots.suffice:
-                # nothing runs: there is no checkpoint to wait for, so each question counts as one
-                asks += 1
-                if self.ward is not None and (back := self.ward.back(asks)):
-                    self.slots = self.slots.with_back(back, len(self.config.slots.active))
-                elif time.monotonic() > end:
-                    reason = f"no device came back within {self.config.wait_for_devices_s:.0f} s (--wait-for-devices)"
-                    self._decided(Action(do=Do.GIVE_UP, slots=self.slots, reason=reason))
-                    raise NoDevices(reason)
-                time.sleep(_LOOK_EVERY_S)  # a re-test is a process that is looked after here
-        self.recorder.notice(f"going on with {len(self.slots.active)} ranks")
+        self.seating.restart(slots)
 
     # -- stopping ------------------------------------------------------------------------------------------------------
 
@@ -353,12 +329,6 @@ class Supervisor:
             self.ward.close()
         if self.nursery is not None:
             self.nursery.close()
-
-
-def _device_count() -> int:
-    import torch
-
-    return torch.cuda.device_count()
 
 
 def _names(ranks: tuple[int, ...]) -> str:

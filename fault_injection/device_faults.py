@@ -10,6 +10,7 @@ _SETTINGS: dict[str, tuple[str, int]] = {
     "ecc": ("ecc_uncorrected", 1),
     "throttle": ("clock_reasons", 0x40),
     "remap-failure": ("remap_failure", 1),
+    "memory-held": ("memory_used", 40 << 30),
     "probe-hang": ("hangs", 1),
     "probe-error": ("returns", 999),
 }

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import multiprocessing
 import os
 import resource
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ..progress import Page, Phase
+from . import network_faults
 from .kinds import KINDS, By
 from .plan import CHAOS_VARIABLE, RUN_STARTED_VARIABLE, SLOT_VARIABLE, Fault, for_rank, from_env
 
@@ -110,7 +109,11 @@ def _inflict(fault: Fault, when: str) -> None:
             worker = min(child.pid or 0 for child in multiprocessing.active_children())
             os.kill(worker, signal.SIGKILL if fault.kind == "loader-kill" else signal.SIGSTOP)
         case "store-cut" | "peers-cut":
-            _cut_connections(to_store=fault.kind == "store-cut")
+            network_faults.cut(to_store=fault.kind == "store-cut")
+        case "net-partition" | "net-loss":
+            network_faults.lose(100 if fault.kind == "net-partition" else fault.percent, fault.for_s)
+        case "net-slow":
+            network_faults.slow(fault.kib, fault.for_s)
 
 
 def _wait_for_nobody() -> None:
@@ -119,15 +122,6 @@ def _wait_for_nobody() -> None:
     import torch.distributed as dist
 
     dist.recv(torch.zeros(1), (dist.get_rank() + 1) % dist.get_world_size())
-
-
-def _cut_connections(*, to_store: bool) -> None:
-    """Shut this process's TCP connections down: those to the store's port, or all the others."""
-    store = int(os.environ["MASTER_PORT"])
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as s:
-            if s.family in (socket.AF_INET, socket.AF_INET6) and s.type == socket.SOCK_STREAM and (s.getpeername()[1] == store) is to_store:
-                s.shutdown(socket.SHUT_RDWR)
 
 
 def _hold_interpreter_lock() -> None:

@@ -68,6 +68,11 @@ KINDS: Mapping[str, Kind] = {
     "loader-stall": Kind(what="SIGSTOP for a worker process of the rank's DataLoader", shows=_HANGS),
     "peers-cut": Kind(what="the rank's connections to its peers break", shows=("connection", "exception", "signal")),
     "store-cut": Kind(what="the rank's connection to the store breaks"),
+    "net-loss": Kind(
+        what="the rank's connections lose `percent` of what is sent to them", keys=("rank", "percent", "for"), needs={"percent": 30}
+    ),
+    "net-partition": Kind(what="nothing that is sent to the rank arrives, and nobody is told", keys=("rank", "for")),
+    "net-slow": Kind(what="the rank sends no more than `kib` KiB a second to anyone", keys=("rank", "kib", "for"), needs={"kib": 64}),
     "slot-lost": Kind(what="SIGKILL, and the slot is not to be used any more", keys=("rank", "slot"), sends=signal.SIGKILL, shows=_LOST),
     "gpu-lost": Kind(what="the GPU falls off the bus, without any XID", keys=_SLOT, by=By.DEVICE, shows=_SICK),
     "xid": Kind(what="the GPU reports XID `code`", keys=("rank", "slot", "code"), by=By.DEVICE, needs={"code": 79}),
@@ -75,6 +80,7 @@ KINDS: Mapping[str, Kind] = {
     "recovery": Kind(what="the driver wants recovery action `code` (NVML field 230)", keys=_CODED, by=By.DEVICE, needs={"code": 1}),
     "throttle": Kind(what="the GPU's hardware slows its clocks for its heat", keys=_SLOT, by=By.DEVICE),
     "remap-failure": Kind(what="the GPU could not remap a row of its memory", keys=_SLOT, by=By.DEVICE, shows=_SICK),
+    "memory-held": Kind(what="40 GiB of the GPU's memory are in use, and the driver does not say by whom", keys=_SLOT, by=By.DEVICE),
     "probe-hang": Kind(what="questions to the driver about the GPU never return", keys=_SLOT, by=By.DEVICE),
     "probe-error": Kind(what="every question to the driver about the GPU fails", keys=_SLOT, by=By.DEVICE),
     "enospc": Kind(what="storage has no space left (without for: at one call)", keys=("for",), by=By.KEEPER),

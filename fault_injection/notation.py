@@ -119,6 +119,8 @@ def _parse_target(entry: str, kind: str, target: str) -> dict[str, int]:
         wanted = "either rank=R or slot=S" if "slot" in allowed else "rank=R"
         raise ChaosError(f"chaos entry {entry!r} does not say who; {kind} needs {wanted}, as in {EXAMPLE!r}.")
     numbers = {**(KINDS[kind].needs or {}), **numbers}
+    if numbers.get("percent", 1) not in range(1, 101) or numbers.get("kib", 1) not in range(1, 1 << 20):
+        raise ChaosError(f"chaos entry {entry!r} has a number out of range; percent takes 1 to 100, and kib 1 to 1048575.")
     if kind == "exit" and numbers["code"] > 255:
         raise ChaosError(f"chaos entry {entry!r} has the exit code {numbers['code']}; a process can only exit with 0 to 255.")
     return numbers

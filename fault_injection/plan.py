@@ -41,8 +41,10 @@ class Fault:
     factor: int = 1
     """How many times as long a slow rank's steps take."""
     ms: int = 0
+    percent: int = 0
+    kib: int = 0
     for_s: float | None = None
-    """How long a device's or a storage's fault lasts; None is for good, or once."""
+    """How long a fault of a device, of storage or of the network lasts; None is for good, or once."""
     grace_s: float = 30.0
     by_s: float = 3600.0
     text: str = ""

@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMEOUT = 10, GPU_IS_LOST = 15 };
+enum { SUCCESS = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15 };
 enum { MOST_GPUS = 512, MOST_INSTANCES = 7 };
 
 typedef struct { int number, instance; } Device; /* its number in the file, whatever its index is now; and, if it is a MIG instance, which, from 1 */
@@ -206,6 +206,25 @@ int nvmlDeviceGetRemappedRows(Device *d, unsigned *corrected, unsigned *uncorrec
 int nvmlDeviceGetCurrentClocksEventReasons(Device *d, unsigned long long *reasons) {
     *reasons = (unsigned long long)number(d, "clock_reasons", 0);
     return ask(d, "DeviceGetCurrentClocksEventReasons");
+}
+
+typedef struct { unsigned long long total, free, used; } Memory;
+
+int nvmlDeviceGetMemoryInfo(Device *d, Memory *memory) {
+    memory->total = (unsigned long long)number(d, "memory", 80LL << 30);
+    memory->used = (unsigned long long)number(d, "memory_used", 512LL << 20);
+    memory->free = memory->total - memory->used;
+    return ask(d, "DeviceGetMemoryInfo");
+}
+
+typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } ProcessInfo;
+
+int nvmlDeviceGetComputeRunningProcesses_v3(Device *d, unsigned *many, ProcessInfo *processes) {
+    unsigned room = *many, pid = (unsigned)number(d, "memory_pid", 0);
+    *many = pid != 0;
+    if (pid && !room) return INSUFFICIENT_SIZE;
+    if (pid) processes[0] = (ProcessInfo){.pid = pid, .used = (unsigned long long)number(d, "memory_used", 512LL << 20)};
+    return ask(d, "DeviceGetComputeRunningProcesses");
 }
 
 int nvmlDeviceGetTemperature(Device *d, int sensor, unsigned *celsius) {

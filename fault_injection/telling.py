@@ -11,7 +11,7 @@ from .plan import Fault
 _NOTES = """
 Each at @step=N of the job; at a time since the run began, as in @40s, @500ms, @2m; or in a phase, as in @phase=start, @phase=restore,
 @phase=save,step=30. With attempt=N behind that, not before the N-th restart. Several are parted by ';'.
-for=TIME: how long a GPU's fault lasts; without it, for good. GPUs are simulated ones (--simulate-gpus N).
+for=TIME: how long a fault of a GPU or of the network lasts; without it, for good. GPUs are simulated ones (--simulate-gpus N).
 random:mtbf=30s,seed=7,of=kill|hang,n=10 stands for ten faults at random moments (mtbf=20: so many steps); a seed always gives the same."""
 
 
@@ -48,7 +48,7 @@ def _target(fault: Fault) -> str:
 
 
 def _lasting(fault: Fault) -> str:
-    numbers = {"code": fault.code, "factor": fault.factor, "ms": fault.ms}
+    numbers = {"code": fault.code, "factor": fault.factor, "ms": fault.ms, "percent": fault.percent, "kib": fault.kib}
     said = [f"{key} {numbers[key]}" for key in KINDS[fault.kind].needs or {}]
     said += [] if fault.for_s is None else [f"for {fault.for_s:g} s"]
     said += [f"after {fault.grace_s:g} s"] if fault.kind == "preempt" else [f"by {fault.by_s:g} s"] if fault.kind == "clock-jump" else []

@@ -44,6 +44,14 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Held:
+    """What is in use of a device's memory, in bytes, and by which processes, as far as the driver names them."""
+
+    used: int
+    pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """All answers of one device in one round, by query."""
 

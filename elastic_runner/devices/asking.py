@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .answers import Answer, Device, Report, Told, answers_from_json
+from .answers import Answer, Device, Held, Report, Told, answers_from_json
 
 _FIRST_WORD_S = 30.0
 """How long a new prober may take to import its library and initialise it, at the least."""
@@ -40,6 +40,13 @@ class Xid:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InUse:
+    """What is in use of the memory of the devices that were asked about; one that does not tell is missing."""
+
+    held: Mapping[str, Held]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trouble:
     """The prober itself is in trouble, in words: it died, hung, or cannot ask. `asks`: whether the next one will be started."""
 
@@ -47,7 +54,7 @@ class Trouble:
     asks: bool = True
 
 
-Heard = Found | Report | Xid | Trouble
+Heard = Found | Report | Xid | InUse | Trouble
 
 
 def command(module: str, *args: object) -> list[str]:
@@ -90,7 +97,7 @@ class ProberProcess:
         self._heard_t = self._clock()
         self._process = subprocess.Popen(
             command("prober", os.getpid(), self._every_s, 0, *self.uuids),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=dict(self._env),
@@ -105,6 +112,17 @@ class ProberProcess:
         self.uuids = tuple(uuids)
         self._end()
         self.start()
+
+    def ask_memory(self, uuids: Sequence[str]) -> bool:
+        """Have what is in use on these devices told as soon as may be; False if nobody is there to be asked."""
+        if self._process is None:
+            return False
+        assert self._process.stdin is not None
+        try:
+            os.write(self._process.stdin.fileno(), json.dumps(uuids).encode() + b"\n")
+        except OSError:  # it has ended, which is told in `read`
+            return False
+        return True
 
     def read(self) -> list[Heard]:
         """What has been heard since the last call; and what has not been, for too long."""
@@ -190,6 +208,8 @@ class ProberProcess:
             self._process.kill()
             assert self._process.stdout is not None
             self._process.stdout.close()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
             self._dying.append(self._process)  # in the driver it may stay for long: it is not waited for
             self._process = None
 
@@ -202,4 +222,6 @@ def _message(word: str, rest: list[Any]) -> Heard | None:
         return Report(device=rest[0], answers=answers_from_json(rest[1]))
     if word == "xid":
         return Xid(device=rest[0], code=int(rest[1]), recovery=answers_from_json(rest[2])["recovery_action"])
+    if word == "held":
+        return InUse(held={uuid: Held(used=used, pids=tuple(pids)) for uuid, (used, pids) in rest[0].items()})
     return None

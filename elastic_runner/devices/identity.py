@@ -20,6 +20,11 @@ class Bound:
     index: int = -1
 
     @property
+    def asked(self) -> str:
+        """The UUID of what the rank really has: of a MIG instance that alone."""
+        return self.name if self.name.upper().startswith("MIG-") else self.uuid
+
+    @property
     def words(self) -> str:
         """What people call it: the number the driver gave it, and its UUID."""
         return f"GPU {self.index} ({self.uuid})" if self.index >= 0 else self.uuid
@@ -39,7 +44,7 @@ def bind(env: Mapping[str, str], devices: Sequence[Device]) -> tuple[Bound, ...]
         if device is None:
             break
         bound.append(Bound(name=word, uuid=device.uuid, index=device.index))
-    whole = {b.name if b.name.upper().startswith("MIG-") else b.uuid for b in bound}
+    whole = {b.asked for b in bound}
     return tuple(bound) if len(whole) == len(bound) else ()
 
 

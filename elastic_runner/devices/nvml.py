@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from .answers import NOT_SUPPORTED, Answer, Device, Told
+from .answers import NOT_SUPPORTED, Answer, Device, Held, Told
 from .kernel_log import Place
 
 RECOVERY_ACTION = 230
@@ -104,6 +104,17 @@ class Nvml:
             return Answer(told=told, code=int(e.value), text=str(e))
         except Exception as e:  # a driver that answers garbage: pynvml fails to decode it in ways of its own
             return Answer(told=Told.ERROR, text=f"{type(e).__name__}: {e}")
+
+    def held(self, uuid: str) -> Held | None:
+        """What is in use of a device's memory; None if it does not tell."""
+        try:
+            handle = self._lib.nvmlDeviceGetHandleByUUID(uuid)
+            used = int(self._lib.nvmlDeviceGetMemoryInfo(handle).used)
+        except self._lib.NVMLError:
+            return None
+        with suppress(self._lib.NVMLError):
+            return Held(used=used, pids=tuple(int(p.pid) for p in self._lib.nvmlDeviceGetComputeRunningProcesses(handle)))
+        return Held(used=used)
 
     def listen(self, handle: Any) -> Answer:
         """Have a device's XIDs told to `next_xid`."""

@@ -35,7 +35,7 @@ def open_ward(
     say: Callable[[str], None],
     environ: Mapping[str, str],
 ) -> tuple[Ward, Slots]:
-    """The run's ward, and the slots that the ledger (by default the node's) leaves it. Raises UsageError if these are too few."""
+    """The run's ward, and the slots that the ledger (by default the node's) leaves it."""
     policy = load(policy_file)
     if simulated is not None and policy_file is None:
         policy = replace(policy, every_s=_SIMULATED_EVERY_S, term_s=_SIMULATED_TERM_S)  # nobody waits ten minutes for a rehearsal
@@ -55,11 +55,7 @@ def open_ward(
         ledger = _ledger_of_node(environ, say)
     probation = Probation(policy, ledger, record=record, say=say, run_id=run_id, env=env)
     ward = Ward(policy, watch, probation, record=record, say=say, env=environ)
-    try:
-        return ward, ward.admit(slots, devices or ())
-    except UsageError:
-        ward.close()
-        raise
+    return ward, ward.admit(slots, devices or ())
 
 
 def simulate(folder: Path, count: int, environ: Mapping[str, str]) -> tuple[SimulatedGpus | None, Ledger | None]:

@@ -37,7 +37,7 @@ class Retest:
 
     def __init__(self, device: Bound | None, env: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._begin_t = clock, clock()
-        own = {**env, VISIBLE: device.name if device.name.upper().startswith("MIG-") else device.uuid} if device else dict(env)
+        own = {**env, VISIBLE: device.asked} if device else dict(env)
         self._process = subprocess.Popen(
             command("retest", os.getpid(), device.uuid if device else CPU),
             stdin=subprocess.DEVNULL,

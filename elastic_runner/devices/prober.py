@@ -2,7 +2,8 @@
 
 It holds no deadline itself. A driver call that hangs cannot be interrupted, so whoever reads the output sees which question was the last.
 One JSON list a line: ["devices", driver, [[uuid, name, index, [MIG UUIDs]], …]], ["ask", uuid, query], ["report", uuid, answers],
-["xid", uuid, code, recovery answer], ["idle"], ["cannot", why].
+["xid", uuid, code, recovery answer], ["idle"], ["cannot", why]. A JSON list of UUIDs on its input is answered by a thread of its own,
+without delay: ["held", {uuid: [bytes in use, [pid, …]]}].
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from threading import Lock, Thread
 from typing import Any, TextIO
 
 from .answers import Answer, Told, answers_to_json
@@ -28,6 +30,7 @@ class Prober:
 
     def __init__(self, nvml: Nvml, uuids: Sequence[str], every_s: float, out: TextIO) -> None:
         self._nvml, self._every_s, self._out = nvml, every_s, out
+        self._speaking = Lock()
         devices = nvml.devices()
         self._say("devices", nvml.driver(), [[d.uuid, d.name, d.index, d.instances] for d in devices])
         self._uuids = list(uuids or [d.uuid for d in devices])
@@ -36,6 +39,12 @@ class Prober:
         self._places: dict[str, Place | None] = {}
         with suppress(OSError):  # not for this user: the driver's own events are the other road
             self._log = KernelLog()
+
+    def answer(self, questions: TextIO) -> None:
+        """Answer what comes in until the other end is closed."""
+        for line in questions:
+            held = {uuid: self._nvml.held(uuid) for uuid in json.loads(line)}
+            self._say("held", {uuid: [h.used, h.pids] for uuid, h in held.items() if h is not None})
 
     def rounds(self, many: int) -> None:
         """So many rounds (0: for ever), listening for XIDs in between."""
@@ -97,8 +106,9 @@ class Prober:
         self._say("xid", uuid, code, answers_to_json({"recovery_action": answer}))
 
     def _say(self, *words: Any) -> None:
-        self._out.write(json.dumps(words) + "\n")
-        self._out.flush()
+        with self._speaking:
+            self._out.write(json.dumps(words) + "\n")
+            self._out.flush()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -108,7 +118,9 @@ def main(argv: Sequence[str]) -> int:
     die_with_parent(int(argv[0]))
     every_s, rounds, uuids = float(argv[1]), int(argv[2]), argv[3:]
     try:
-        Prober(Nvml(), uuids, every_s, sys.stdout).rounds(rounds)
+        prober = Prober(Nvml(), uuids, every_s, sys.stdout)
+        Thread(target=prober.answer, args=(sys.stdin,), daemon=True).start()
+        prober.rounds(rounds)
     except BrokenPipeError:  # the supervisor is gone, or has replaced us
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as e:  # the process's outermost boundary: no library, no driver, no right to ask; each is said, none is "healthy"

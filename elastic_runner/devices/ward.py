@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from ..attempt import Attempt, Broken
-from ..errors import UsageError
 from ..events import DeviceVerdict, Event
 from ..policy import Kind, Slots
 from .answers import Device
+from .freeing import Freeing
 from .health_policy import Do, HealthPolicy, Verdict
 from .identity import Bound, bind
 from .probation import Probation
@@ -42,6 +42,7 @@ class Ward:
         self._verdicts: dict[str, Verdict] = {}
         self._restart: tuple[Attempt, float, int, str] | None = None
         self._heard_t = time.monotonic()
+        self._freeing = Freeing(watch.memory if watch is not None else lambda uuids, within_s: None, say)
 
     @property
     def pid(self) -> int:
@@ -51,7 +52,7 @@ class Ward:
     # -- at the start --------------------------------------------------------------------------------------------------
 
     def admit(self, slots: Slots, devices: tuple[Device, ...]) -> Slots:
-        """The slots without those whose device is set aside on this node. Raises UsageError if too few are left."""
+        """The slots without those whose device is set aside on this node; too few may be left."""
         everyone = (*slots.active, *slots.spare)
         bound = bind(self._env, devices)
         self.bound = bound if len(bound) > max(everyone) else ()  # more slots than devices: they share them, as under torchrun
@@ -61,14 +62,9 @@ class Ward:
             if entry is None or not entry.out:
                 continue
             self._say(f"slot {slot}, {self.bound[slot].words}, is set aside on this node ({entry.reason}); `goodrun devices` has the list")
-            fewer = slots.without(slot, entry.reason)
-            if fewer is None:
-                raise UsageError(
-                    f"{self.bound[slot].words} is set aside ({entry.reason}), and what is left is too few; "
-                    f"wait for its re-test, or let it in again with `goodrun devices release {self.bound[slot].uuid}`"
-                )
-            slots = fewer
+            slots = slots.short_of(slot, entry.reason)
             self._probation.take_over(slot, self.bound[slot], entry)
+        self.await_memory(slots.active)  # what others hold
         self._watch_those_of(slots)
         return slots
 
@@ -82,6 +78,11 @@ class Ward:
             return None
         return tuple(self.bound[s].name for s in active)
 
+    def await_memory(self, active: tuple[int, ...]) -> None:
+        """Until the memory of these slots' devices is free of the ranks before, or the limit for that is over."""
+        if self.bound and active:
+            self._freeing.wait([self.bound[s] for s in active])
+
     def watched(self, slot: int) -> bool:
         """Whether the driver has answered about this slot's device: from then on its XIDs are heard."""
         return self._watch is not None and bool(self.bound) and self.bound[slot].uuid in self._watch.reports
@@ -94,7 +95,7 @@ class Ward:
             for verdict in self._watch.look(alone=len(self.bound) == 1):
                 if (broken := self._take(verdict, attempt, slots)) is not None:
                     return broken
-            self._hear_operator(slots)
+            self.hear_operator(slots)
         for r in attempt.ranks:
             if self.bound and (reason := self._sick.get(self.bound[r.slot].uuid)):
                 return attempt.device_to_blame(r.slot, Kind.SLOT_LOST, f"{self.bound[r.slot].words}: {reason}")
@@ -179,7 +180,7 @@ class Ward:
             self._verdicts[found.device] = verdict
         return None
 
-    def _hear_operator(self, slots: Slots) -> None:
+    def hear_operator(self, slots: Slots) -> None:
         """What `goodrun devices` was told to do meanwhile, or another job of this node has found out."""
         if not self.bound or time.monotonic() - self._heard_t < _LEDGER_EVERY_S:
             return

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from .answers import Device, Report, Told
-from .asking import Found, ProberProcess, Trouble, Xid
+from .answers import Device, Held, Report, Told
+from .asking import Found, Heard, InUse, ProberProcess, Trouble, Xid
 from .findings import DRIVER_GONE, Finding, findings, pace, slow_finding, xid_finding
 from .health_policy import Do, HealthPolicy, Verdict, judge
 
 _REMEMBERED = 2000
 """Findings kept for each device, for rules that count strikes."""
 _LOOK_S = 0.02
+_ANSWER_LOOK_S = 0.002
 
 
 class DeviceWatch:
@@ -53,9 +54,25 @@ class DeviceWatch:
             time.sleep(_LOOK_S)  # the prober's pipe is read without waiting everywhere else
         return self._found
 
+    def memory(self, uuids: Sequence[str], within_s: float) -> Mapping[str, Held] | None:
+        """What is in use of the memory of these devices, asked now; None if nobody answers in time."""
+        end = self._clock() + within_s
+        if not self._prober.ask_memory(uuids):
+            return None
+        while self._clock() < end:
+            all_heard = self._prober.read()
+            for heard in all_heard:
+                self._waiting += self._heard(heard)
+            if answers := [h.held for h in all_heard if isinstance(h, InUse)]:
+                return answers[-1]
+            time.sleep(_ANSWER_LOOK_S)  # the prober's pipe is read without waiting everywhere else
+        return None
+
     def watch(self, uuids: Sequence[str]) -> None:
         """Ask about these devices from now on; a device that was set aside is not asked about, for its driver may hang."""
-        if tuple(uuids) != self._prober.uuids:
+        if not uuids:  # to the prober this would be everybody
+            self._prober.close()
+        elif tuple(uuids) != self._prober.uuids:
             self._prober.ask_about(uuids)
             self.reports.clear()  # the next prober hears of XIDs only once it has listened to each device itself
         for uuid in [u for u in self._first if u not in uuids]:  # if it comes back it begins anew: a reset sets its counters to zero
@@ -84,7 +101,7 @@ class DeviceWatch:
         """End the prober."""
         self._prober.close()
 
-    def _heard(self, heard: Found | Report | Xid | Trouble, *, alone: bool = False) -> list[Verdict]:
+    def _heard(self, heard: Heard, *, alone: bool = False) -> list[Verdict]:
         if isinstance(heard, Trouble):
             self._say(heard.text)
             self.reports.clear()  # likewise
@@ -93,9 +110,9 @@ class DeviceWatch:
         elif isinstance(heard, Xid):
             action = heard.recovery.value if heard.recovery.told is Told.VALUE else None
             return self._judged([xid_finding(heard.device, heard.code, action)] if self._is_new(heard) else [], alone=alone)
-        else:
+        elif isinstance(heard, Report):
             return self._reported(heard, alone=alone)
-        return []
+        return []  # an answer about memory that came too late
 
     def _reported(self, report: Report, *, alone: bool) -> list[Verdict]:
         if self._prober.uuids and report.device not in self._prober.uuids:

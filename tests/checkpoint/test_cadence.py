@@ -63,3 +63,11 @@ def test_what_is_kept() -> None:
     assert superfluous(whole, Keep(last=1, every_hours=2)) == ["s11", "s10", "s8", "s7", "s6", "s4", "s3", "s2"]
     with pytest.raises(ValueError, match="at least one"):
         Keep(last=0)
+
+
+def test_what_is_no_good_takes_no_good_ones_place() -> None:
+    """Of the good ones the newest stay; the others go once as many good ones are newer, whatever their step."""
+    whole = [Dated(f"s{n}", n, n * 1800.0, good=n not in (8, 7, 4)) for n in range(8, 0, -1)]
+    assert superfluous(whole, Keep(last=2)) == ["s4", "s3", "s2", "s1"]
+    assert superfluous(whole, Keep(last=2, every_steps=2)) == ["s4", "s3", "s1"]
+    assert superfluous(whole[:2], Keep(last=1)) == []

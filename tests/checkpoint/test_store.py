@@ -27,6 +27,7 @@ from goodrun.checkpoint import (
     NotACheckpointDirectory,
 )
 from goodrun.checkpoint.catalogue import found_in
+from goodrun.checkpoint.distrust import mark
 from goodrun.checkpoint.stock import read_metadata
 
 
@@ -102,6 +103,17 @@ def test_began_anew_below_old_steps(root: Path) -> None:
     saved(root, 50, 60, keep=2)
     saved(root, 1, keep=2)
     assert [f.step for f in found_in(root)] == [60, 50, 1]
+
+
+def test_one_that_is_not_trusted_takes_no_good_ones_place(root: Path) -> None:
+    """Two are to be kept: of the good ones, though newer ones that are not to be restored from lie between them."""
+    saved(root, 1, 2, 3)
+    for found in found_in(root)[:2]:
+        mark(found.path, "numbers")
+    saved(root, 4, keep=2)
+    assert [f.step for f in found_in(root) if f.manifest] == [4, 1]
+    saved(root, 5, keep=2)
+    assert [f.step for f in found_in(root)] == [5, 4]
 
 
 def test_leftovers_go(root: Path) -> None:

@@ -184,8 +184,25 @@ def test_the_next_run_on_the_node_begins_without_a_gpu_that_was_set_aside(sick_j
     assert slots(j) == [(0, 1, 3)]
     assert "is set aside on this node" in j.err
     refused = sick_job("", "--min-nproc", 4, env=env, last=0, policy=policy, name="third")
-    assert refused.wait() == 2
-    assert f"goodrun devices release {gpus8.uuid(2)}" in refused.err
+    assert refused.wait() == NODE_UNFIT
+    assert "3 of 4 slots are left" in refused.err
+    assert refused.events(RunEnded)[0].status == NODE_UNFIT
+
+
+def test_a_job_that_finds_too_few_devices_waits_for_them(sick_job, gpus8, tmp_path):
+    """All are set aside as it is launched: it says so, waits, and begins when a person has let in enough; these are watched again."""
+    env = {**gpus8.env({}), "GOODRUN_HOME": str(tmp_path / "home"), "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    ledger = Ledger.of_node(env)
+    for n in range(4):
+        ledger.change(gpus8.uuid(n), lambda e, n=n: Entry(device=gpus8.uuid(n), reason="smells", by="ann"))
+    j = sick_job("xid:slot=3,code=31@500ms", "--min-nproc", 2, "--wait-for-devices", "90s", env=env)
+    j.until(lambda: "0 of 4 slots are left" in j.err)
+    for n in (1, 3):
+        ledger.release(gpus8.uuid(n), 0.0, "ben")
+    j.ok()
+    assert slots(j) == [(1, 3)] * 2
+    assert seen(j, 0) == ["1", "3"]
+    assert [v.condition for v in j.events(DeviceVerdict)] == ["XID 31"]
 
 
 @pytest.mark.parametrize("comes", [True, False])

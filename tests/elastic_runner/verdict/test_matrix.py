@@ -24,6 +24,7 @@ ANYWHERE = ("kill", "segv", "abort", "hang", "raise", "exit", "oom", "store-cut"
 AFTER_A_START = ("stall", "gil")
 """A first start is not judged, and one that waits in a save or a restore has half an hour: these are tried where they are found in time."""
 STORAGE = ("enospc", "eio", "read-only", "slow-storage", "torn-write", "bit-flip", "removed-file")
+NETWORK = ("net-loss", "net-partition", "net-slow")
 LAUNCHER = ("supervisor-kill", "keeper-kill", "nursery-kill", "preempt", "clock-jump:by=-1h")
 EVERY_DAY = [("segv", "save"), ("keeper-kill", "restore again")]
 
@@ -34,7 +35,7 @@ def cells():
         *[(kind, phase) for kind in (*ANYWHERE, *LAUNCHER) for phase in MOMENTS],
         *[(kind, phase) for kind in AFTER_A_START for phase in ("step", "start again")],
         *[(kind, phase) for kind in STORAGE for phase in ("step", "save")],
-        *[(kind, phase) for kind in ("slot-lost", "peers-cut") for phase in ("step", "save")],
+        *[(kind, phase) for kind in ("slot-lost", "peers-cut", *NETWORK) for phase in ("step", "save")],
         ("deadlock", "step"),
     ]
 
@@ -42,7 +43,7 @@ def cells():
 def plan(kind: str, phase: str) -> str:
     """The chaos of a cell. Whatever comes in a later attempt needs one that has failed; silent damage needs somebody who reads storage."""
     name, _, options = kind.partition(":")
-    ranked = name in (*ANYWHERE, *AFTER_A_START, "slot-lost", "peers-cut", "deadlock")
+    ranked = name in (*ANYWHERE, *AFTER_A_START, "slot-lost", "peers-cut", "deadlock") or name.startswith("net-")
     words = ",".join(filter(None, ["rank=1" if ranked else "", options]))
     entry = f"{name}{':' if words else ''}{words}@{MOMENTS[phase]}"
     if phase.endswith("again"):
