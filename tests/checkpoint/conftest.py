@@ -16,7 +16,7 @@ import pytest
 from goodrun.checkpoint.link import keeper_command
 from goodrun.checkpoint.wire import ADDRESS_VARIABLE
 
-from .stores import Store, directory, moto, s3, volume
+from .stores import Store, directory, moto, mount, s3, volume
 
 WORKERS = Path(__file__).with_name("workers.py")
 FAULTY = Path(__file__).with_name("faulty_keeper.py")
@@ -107,6 +107,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
             yield found
     elif request.param == "volume":
         with volume(monkeypatch) as found:
+            yield found
+    elif request.param == "mount":
+        with mount(tmp_path / "mount", fail_every=150) as found:
             yield found
     else:
         with directory(tmp_path) as found:

@@ -1,4 +1,4 @@
-"""The stores that tests save to: a directory, S3 (moto's server, ours before it) and a volume over the Files API."""
+"""The stores that tests save to: a directory, S3 (moto's server, ours before it), a volume over the Files API, a mount."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def moto() -> Iterator[str]:
     """moto's S3 server in a process of its own; its host and port."""
     port = free_port()
     command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    env = os.environ | {"S3_UPLOAD_PART_MIN_SIZE": "65536"}
+    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         end = time.monotonic() + 60
         while True:
@@ -104,6 +105,21 @@ def volume(patch: pytest.MonkeyPatch) -> Iterator[Store]:
 def directory(folder: Path) -> Iterator[Store]:
     """A directory on the local disk."""
     yield Store("directory", str(folder / "ckpt"))
+
+
+@contextmanager
+def mount(folder: Path, fail_every: int = 0) -> Iterator[Store]:
+    """A real file system in user space that refuses what mounted volumes refuse; see mounts.py."""
+    if os.getuid() or not os.path.exists("/dev/fuse"):
+        pytest.skip("a file system in user space needs root and /dev/fuse")
+    folder.mkdir()
+    command = [sys.executable, str(Path(__file__).with_name("mounts.py")), str(folder), str(fail_every)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        if server.stdout.readline() != "mounted\n":
+            pytest.skip("mounting is not allowed here")
+        yield Store("mount", str(folder / "run"))
+    assert server.returncode == 0
 
 
 def _begin(store: Store, patch: pytest.MonkeyPatch) -> None:
