@@ -34,12 +34,12 @@ class Mount(Disk):
 
     def write(self, path: Path, parts: Iterable[Bytes], *, direct: bool = False) -> None:
         """Write front to back, never around the page cache."""
+        with suppress(FileNotFoundError):  # some mounts refuse to open a file for writing that is there, as after a try that broke off
+            self.call("unlink", path, path.unlink)
         super().write(path, parts, direct=False)
 
     def replace(self, path: Path, content: bytes) -> None:
         """Write it in place: there is no rename to rely on."""
-        with suppress(FileNotFoundError):  # some mounts refuse to open a file for writing that is there
-            self.call("unlink", path, path.unlink)
         self.write(path, [content])
 
     def sync_directory(self, path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from goodrun.checkpoint.link import keeper_command
 from goodrun.checkpoint.wire import ADDRESS_VARIABLE
 
-from .stores import Store, directory, moto, s3, volume
+from .stores import Store, azure, directory, gcs, moto, mount, s3, volume
 
 WORKERS = Path(__file__).with_name("workers.py")
 FAULTY = Path(__file__).with_name("faulty_keeper.py")
@@ -105,8 +105,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     if request.param == "s3":
         with s3(request.getfixturevalue("s3_server"), monkeypatch) as found:
             yield found
-    elif request.param == "volume":
-        with volume(monkeypatch) as found:
+    elif request.param in ("volume", "gcs", "azure"):
+        with {"volume": volume, "gcs": gcs, "azure": azure}[request.param](monkeypatch) as found:
+            yield found
+    elif request.param == "mount":
+        with mount(tmp_path / "mount", fail_every=150) as found:
             yield found
     else:
         with directory(tmp_path) as found:

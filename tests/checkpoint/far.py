@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import threading
 import time
 import uuid
@@ -42,10 +43,15 @@ class Plan:
     latency_s: float = 0.0
     connection_rate: float = 0.0
     """Bytes a second that one connection carries; 0 is no limit."""
+    total_rate: float = 0.0
+    """Bytes a second that all connections carry together."""
     page: int = 1000
+    holes: bool = False
+    """A listing begins with a page that holds nothing, and yet there are more."""
     stale: set[str] = field(default_factory=set)
     """Names that listings do not have yet."""
     lock: threading.Lock = field(default_factory=threading.Lock)
+    _free_at: float = 0.0
 
     def meets(self, method: str, path: str) -> Fault | None:
         """The fault that this request meets."""
@@ -55,6 +61,19 @@ class Plan:
                     fault.times -= 1
                     return fault
         return None
+
+    def carried(self, begin: float, done: int, nbytes: int) -> None:
+        """Wait as long as it takes until a connection has carried the last `nbytes` of `done` since `begin`."""
+        until = begin + done / self.connection_rate if self.connection_rate else 0.0
+        if self.total_rate:
+            with self.lock:
+                self._free_at = max(self._free_at, time.monotonic()) + nbytes / self.total_rate
+                until = max(until, self._free_at)
+        time.sleep(max(0.0, until - time.monotonic()))
+
+
+_HOLE = "nothing-here-yet"
+"""The token after a page that holds nothing."""
 
 
 class Far(BaseHTTPRequestHandler):
@@ -111,12 +130,8 @@ class Far(BaseHTTPRequestHandler):
                 raise ConnectionError
             parts.append(block)
             done += len(block)
-            self._pace(begin, done)
+            self.server.plan.carried(begin, done, len(block))
         return b"".join(parts)
-
-    def _pace(self, begin: float, done: int) -> None:
-        if rate := self.server.plan.connection_rate:
-            time.sleep(max(0.0, begin + done / rate - time.monotonic()))
 
     def reply(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
         """Send an answer, or as much of it as the fault lets through."""
@@ -136,8 +151,9 @@ class Far(BaseHTTPRequestHandler):
             return
         begin = time.monotonic()
         for at in range(0, len(body), _BLOCK):
-            self.wfile.write(body[at : at + _BLOCK])
-            self._pace(begin, at + _BLOCK)
+            block = body[at : at + _BLOCK]
+            self.wfile.write(block)
+            self.server.plan.carried(begin, at + len(block), len(block))
         self.wfile.flush()
 
     def _note(self, status: object) -> None:
@@ -185,17 +201,27 @@ class Server(ThreadingHTTPServer):
         return [path for method, path, _ in self.log if method in methods]
 
 
+_S3_HOLE = f"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>{_HOLE}</NextContinuationToken></ListBucketResult>"
+
+
 class _Between(Far):
     server: Between
 
     def answer(self, body: bytes) -> None:
         """Hand it on."""
+        listing, plan = self.command == "GET" and "list-type=2" in self.path, self.server.plan
+        if listing and plan.holes and "continuation-token=" not in self.path:
+            self.reply(200, _S3_HOLE.encode(), {"Content-Type": "application/xml"})
+            return
+        asked = self.path.replace(f"continuation-token={_HOLE}", "") + f"&max-keys={plan.page}" if listing else self.path
         onward = http.client.HTTPConnection(self.server.target, timeout=60)
         own = ("connection", "transfer-encoding", "content-length", "expect")
         headers = {k: v for k, v in self.headers.items() if k.lower() not in own}
-        onward.request(self.command, self.path, body=body or None, headers=headers | {"Content-Length": str(len(body))})
+        onward.request(self.command, asked, body=body or None, headers=headers | {"Content-Length": str(len(body))})
         got = onward.getresponse()
         content = got.read()
+        for name in plan.stale if listing else ():
+            content = re.sub(rf"<(Contents|CommonPrefixes)>(?:(?!</\1>).)*{name}.*?</\1>".encode(), b"", content, flags=re.DOTALL)
         dropped = ("connection", "transfer-encoding", "content-length", "date", "server")
         back = {k: v for k, v in got.getheaders() if k.lower() not in dropped}
         if self.command == "HEAD":
@@ -358,8 +384,11 @@ class _FilesApi(Far):
             found.append(entry | {"file_size": len(content), "last_modified": 1})
         here = sorted((f for f in found if f["path"].rpartition("/")[0] == path), key=lambda f: f["path"])
         here = [f for f in here if f["name"] not in self.server.plan.stale]
-        size = min(int(query.get("page_size", 1000)), self.server.plan.page)
-        begin = int(query.get("page_token") or 0)
+        size, token = min(int(query.get("page_size", 1000)), self.server.plan.page), query.get("page_token", "")
+        if self.server.plan.holes and not token:
+            self._json({"next_page_token": _HOLE})
+            return
+        begin = int(token) if token.isdigit() else 0
         answer: dict[str, Any] = {"contents": here[begin : begin + size]}
         if begin + size < len(here):
             answer["next_page_token"] = str(begin + size)
@@ -392,6 +421,3 @@ class FilesApi(Server):
         self.signed: dict[str, tuple[str, str]] = {}
         self.expiring = 0
         """How many signed addresses are going to have expired when they are used."""
-
-
-

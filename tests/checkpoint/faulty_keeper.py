@@ -1,6 +1,7 @@
 """A keeper on a storage that fails, or that dies with it, at one call: `faulty_keeper.py FAULT AT HOW FOLDER NAME --parent FD`.
 
-Calls are counted from the moment FOLDER/armed exists; FOLDER/fired says that the fault came to pass, and at which call.
+Calls are counted from the moment FOLDER/armed exists; FOLDER/fired says that the fault came to pass, and at which call. TEST_PARTS in
+the environment names the kind of store that gets its files in parts of 64 KiB.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from goodrun.checkpoint.keeper import main
 from goodrun.checkpoint.storage import Disk
 
 T = TypeVar("T")
+PART_BYTES = 64 << 10
 
 
 class FaultyDisk(Disk):
@@ -43,7 +45,22 @@ class FaultyDisk(Disk):
         raise OSError(number, os.strerror(number), str(path))
 
 
+def in_small_parts(kind: str) -> None:
+    """Its client puts parts from this size on."""
+    if kind == "s3":
+        from goodrun.checkpoint.remote.s3 import S3
+
+        S3.part_bytes = PART_BYTES
+    elif kind == "volume":
+        from databricks.sdk.config import Config
+
+        Config.files_ext_multipart_upload_min_stream_size = PART_BYTES
+        Config.files_ext_multipart_upload_default_part_size = PART_BYTES
+        Config.files_ext_multipart_upload_part_size_options = [PART_BYTES]
+
+
 if __name__ == "__main__":
+    in_small_parts(os.environ.get("TEST_PARTS", ""))
     fault, at, how, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
     del sys.argv[1:5]
     main(FaultyDisk(fault, at, how, folder))

@@ -18,7 +18,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from .conftest import far
 from .far import Fault
 from .stores import Store
 
@@ -60,10 +59,21 @@ SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_s
 
 
 def run(pool: subprocess.Popen[str], case: list[tuple[Any, ...]], worlds: list[int], folder: str, environ: dict[str, str]) -> None:
-    """One case; the ranks say what is wrong, or nothing."""
-    assert pool.stdin is not None and pool.stdout is not None
+    """One case, from its beginning to its end."""
+    sent(pool, case, worlds, folder, environ)
+    told(pool)
+
+
+def sent(pool: subprocess.Popen[str], case: list[tuple[Any, ...]], worlds: list[int], folder: str, environ: dict[str, str]) -> None:
+    """Begin a case."""
+    assert pool.stdin is not None
     pool.stdin.write(json.dumps({"tensors": case, "worlds": worlds, "folder": folder, "environ": environ}) + "\n")
     pool.stdin.flush()
+
+
+def told(pool: subprocess.Popen[str]) -> None:
+    """The ranks say what is wrong, or nothing."""
+    assert pool.stdout is not None
     assert pool.stdout.readline() == "\n"
 
 
@@ -82,7 +92,7 @@ def test_saved_at_one_size_loaded_at_another(
     run(pool, case, [before, after], str(folder), {})
 
 
-@far
+@pytest.mark.parametrize("store", ["s3", "volume", "mount"], indirect=True)
 @pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 @settings(SETTINGS, max_examples=10)
@@ -91,8 +101,8 @@ def test_saved_at_one_size_loaded_at_another(
 def test_across_the_network(
     store: Store, pool: subprocess.Popen[str], case: list[tuple[Any, ...]], before: int, after: int
 ) -> None:
-    """The same with faults on: every fifth request is refused for the moment."""
-    assert store.server is not None
+    """The same with faults on: every fifth request is refused for the moment; a mount has faults of its own."""
     count = itertools.count()
-    store.server.plan.faults = [Fault(lambda method, path: next(count) % 5 == 4, status=503)]
+    if store.server is not None:
+        store.server.plan.faults = [Fault(lambda method, path: next(count) % 5 == 4, status=503)]
     run(pool, case, [before, after], f"{store.url}/{uuid.uuid4().hex}", store.environ)
