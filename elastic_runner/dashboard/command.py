@@ -81,7 +81,7 @@ def _show(follower: Follower, args: argparse.Namespace) -> str:
         return json.dumps(board_as_dict(_settled(Board().extend(follower.so_far()))), indent=2) + "\n"
     if not console.is_terminal or console.is_dumb_terminal:
         return _once(_settled(Board().extend(follower.so_far())), console)
-    board = _Player(list(follower.so_far()), args.speed).play(console) if args.replay else _follow(follower, console)
+    board = _Player(follower.so_far(), args.speed).play(console) if args.replay else _follow(follower, console)
     return _once(board, console)
 
 

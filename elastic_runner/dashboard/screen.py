@@ -12,7 +12,8 @@ from ..goodput.account import Goodput
 from ..goodput.buckets import Bucket
 from ..goodput.view import COLOURS
 from ..planning.durations import show_duration
-from .board import Board, RankRow
+from .board import Board
+from .ranks import RankRow
 
 WIDE = 120
 _BARS = "▁▂▃▄▅▆▇█"
@@ -107,12 +108,15 @@ def _ranks(board: Board, room: int) -> list[Text]:
     if not rows or room < 2:
         return [Text("no ranks yet", style="dim")]
     shown = rows if len(rows) <= room - 1 else sorted(rows, key=_badness)[: max(room - 2, 1)]
-    lines = [Text(f"{'rank':>5} {'slot':>4} {'step':>9} {'s/step':>8} {'data wait':>9} {'silent':>8}  {'doing':<8}health", style="dim")]
+    several = len({r.node for r in rows}) > 1
+    titles = f"{'rank':>5} {'slot':>4} {'step':>9} {'s/step':>8} {'data wait':>9} {'silent':>8}  {'doing':<8}health"
+    lines = [Text(f"{titles}    node" if several else titles, style="dim")]
     for r in shown:
         step, step_s = str(r.step) if r.step >= 0 else "-", f"{r.step_s:.3g}" if r.step_s else "-"
         waits = f"{100 * r.data_share:.0f} %" if r.data_share >= 0 else "-"
         line = Text(f"{r.rank:>5} {r.slot:>4} {step:>9} {step_s:>8} {waits:>9} {r.silent_s:>6.1f} s  {r.phase:<8}")
-        line.append(r.health, style=_HEALTH_STYLE.get(r.health, ""))
+        line.append(f"{r.health:<8}" if several else r.health, style=_HEALTH_STYLE.get(r.health, ""))
+        line.append(f"  {r.node}" if several else "")
         lines.append(line)
     more = len(rows) - len(shown)
     return [*lines, *([Text(f"and {more} more, none of them worse", style="dim")] if more else [])]

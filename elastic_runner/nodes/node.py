@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from .gossip import Gossip
 from .leader import Leader
 from .link import Link
 from .member import Changed, Ended, Formed, Member, Note
@@ -96,6 +97,7 @@ class Node:
         self.member = Member(node, name, job.timing, now)
         self.leader: Leader | None = None
         self.wires = Wires(self, loop.selector, job, local)
+        self.gossip = Gossip()
         self.trouble = ""
         """Why the last attempt to reach an endpoint failed, in words."""
         self.on_note: Callable[[Note], object] = lambda note: None
@@ -127,6 +129,7 @@ class Node:
     def turn(self) -> None:
         """Do what has become due."""
         now = time.monotonic()
+        self.gossip.pump(self.wires.links)  # before anything that ends the job
         if now - self._tick_t >= self._job.timing.beat_s / 2:
             self._tick_t = now
             self.member.tick(now)
@@ -135,6 +138,8 @@ class Node:
             self._deliver(now)  # a farewell must be on its way before its connection is closed
             self._connect(now)
             self.wires.shed(now)
+            if (k := self.member.led_by) is not None and k in self.wires.to:
+                self.gossip.greet(self.wires.to[k])
         if self.leader is not None and self.leader.stirred:
             self.leader.tick(now, beat=False)
         self._deliver(now)
@@ -201,6 +206,8 @@ class Node:
     def got(self, link: Link, message: Message) -> None:
         """A link brings a message."""
         now = time.monotonic()
+        if self.gossip.got(link, message):
+            return
         if link.k is not None:
             if isinstance(message, Ping):
                 self._clocks.append(message.wall - time.time())
