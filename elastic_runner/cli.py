@@ -187,7 +187,8 @@ def _run(args: Any, config: RunConfig, supervisor: Supervisor, signals: Signals)
         logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
     signals.wait_for("the rendezvous")  # until the agent has formed its first group
     hint, args.node_rank = args.node_rank, 0 if args.rdzv_backend == BACKEND else args.node_rank
-    with registered(hint, config.spare_nodes), seams.swapped(agent.bound_to(supervisor), agent.start_processes_for(supervisor)):
+    record = supervisor.journal.run_dir, supervisor.journal.began
+    with registered(hint, config.spare_nodes, record), seams.swapped(agent.bound_to(supervisor), agent.start_processes_for(supervisor)):
         try:
             run(args)
         finally:

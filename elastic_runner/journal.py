@@ -18,6 +18,8 @@ from . import events
 from .events import Event
 
 FILE_NAME = "events.jsonl"
+OTHERS_NAME = "others.jsonl"
+"""Beside it: what the other nodes of the job have told of their records; each line says whose it is."""
 PROGRESS_LINE = b'{"event": "' + events.RankProgress.name.encode() + b'"'
 """How the lines begin that are most of a long record."""
 _FIELDS = {name: frozenset(f.name for f in dataclasses.fields(cls)) for name, cls in events.KINDS.items()}
@@ -44,10 +46,9 @@ class Journal:
         self._node = node or socket.gethostname()
         self._fd = os.open(run_dir / FILE_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._lost = 0
-        self._torn = False
-        size = os.fstat(self._fd).st_size
-        # an earlier life may have died while it wrote: its torn line must not swallow our first
-        self._torn = bool(size) and os.pread(self._fd, 1, size - 1) != b"\n"
+        self._torn = torn(self._fd)
+        self.began = os.fstat(self._fd).st_size
+        """Where in the file this journal's part begins."""
 
     def lock(self) -> bool:
         """Claim the record for this process; False if another living one has it."""
@@ -86,6 +87,12 @@ class Journal:
     def close(self) -> None:
         """Close the file; nothing may be written afterwards."""
         os.close(self._fd)
+
+
+def torn(fd: int) -> bool:
+    """Whether an earlier life died while it wrote the last line of a file: that line must not swallow our first."""
+    size = os.fstat(fd).st_size
+    return bool(size) and os.pread(fd, 1, size - 1) != b"\n"
 
 
 def read_events(run_dir: Path) -> Iterator[Event]:
@@ -130,7 +137,14 @@ def read_thinned(run_dir: Path, progress_lines: int = 30_000, upto: int | None =
 def parse_line(line: bytes) -> Event | None:
     """One line of a record as its event; None if it is torn, damaged or of a kind this version does not know."""
     try:
-        body: Any = json.loads(line)
+        return event_of(json.loads(line))
+    except ValueError:
+        return None
+
+
+def event_of(body: Any) -> Event | None:
+    """The event that a line's JSON tells; None as for `parse_line`."""
+    try:
         name = body.pop("event")
         cls, known = events.KINDS[name], _FIELDS[name]
         if not body.keys() <= known:
@@ -139,5 +153,5 @@ def parse_line(line: bytes) -> Event | None:
             if type(v) is list:
                 body[k] = tuple(v)
         return cls(**body)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         return None

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.errors import CheckpointError
 from .history import History, fold
-from .journal import FILE_NAME, read_events
+from .journal import FILE_NAME
+from .merging import read_job
 from .runs import RunNotFound, RunSummary, find_run, list_runs, runs_home, summarize
 from .slurm_script import slurm_script_main
+from .story import told_as_one
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +33,7 @@ def history_main(argv: list[str]) -> int:
 
     def answer() -> str:
         run_dir = find_run(args.run, runs_home(os.environ), Path.cwd())
-        history = fold(read_events(run_dir), gone=summarize(run_dir).outcome == "died")
+        history = fold(told_as_one(read_job(run_dir)), gone=summarize(run_dir).outcome == "died")
         if args.json:
             return _json(history_as_dict(history))
         from .history_view import history_csv, show_history  # rich is slow to import, and the launcher imports this module

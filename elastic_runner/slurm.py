@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .errors import UsageError
@@ -106,10 +106,16 @@ def options_for(step: Step, given: Mapping[str, object], address: Callable[[str]
     return {
         "nnodes": nnodes,
         "rdzv_backend": "goodrun",
-        "rdzv_endpoint": ",".join(f"{address(node)}:{port}" for node in step.nodes[:_HOSTS]),
+        "rdzv_endpoint": ",".join(_endpoints([address(node) for node in step.nodes[:_HOSTS]], port)),
         "rdzv_id": step.life,
         "local_addr": given.get("local_addr") or address(step.nodes[step.node]),
     }
+
+
+def _endpoints(hosts: Sequence[str], port: int) -> Iterator[str]:
+    """HOST:PORT for each; where several of Slurm's nodes are one machine, each has a port of its own."""
+    for i, host in enumerate(hosts):
+        yield f"{host}:{port + hosts[:i].count(host)}"
 
 
 def expanded(text: str) -> tuple[str, ...]:

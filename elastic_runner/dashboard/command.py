@@ -53,8 +53,8 @@ def board_as_dict(board: Board) -> dict[str, Any]:
         "ranks": [asdict(r) for r in board.ranks()],
         "saved_step": saved,
         "durable_step": durable,
-        "upload": {"step": board.upload.step, "done": board.upload.done, "total": board.upload.total} if board.upload else None,
-        "storage_trouble": board.trouble,
+        "upload": {"step": upload.step, "done": upload.done, "total": upload.total} if (upload := board.saved.upload) else None,
+        "storage_trouble": board.saved.trouble,
         "restarts": board.history.restarts,
         "goodput": goodput_as_dict(board.goodput),
     }
@@ -83,7 +83,7 @@ def _show(follower: Follower, args: argparse.Namespace) -> str:
         return json.dumps(board_as_dict(_settled(Board().extend(follower.so_far()))), indent=2) + "\n"
     if not console.is_terminal or console.is_dumb_terminal:
         return _once(_settled(Board().extend(follower.so_far())), console)
-    board = _Player(list(follower.so_far()), args.speed).play(console) if args.replay else _follow(follower, console)
+    board = _Player(follower.so_far(), args.speed).play(console) if args.replay else _follow(follower, console)
     return _once(board, console)
 
 

@@ -12,7 +12,8 @@ from ..goodput.account import Goodput
 from ..goodput.buckets import Bucket
 from ..goodput.view import COLOURS
 from ..planning.durations import show_duration
-from .board import Board, RankRow
+from .board import Board
+from .ranks import RankRow
 
 WIDE = 120
 _BARS = "▁▂▃▄▅▆▇█"
@@ -107,12 +108,15 @@ def _ranks(board: Board, room: int) -> list[Text]:
     if not rows or room < 2:
         return [Text("no ranks yet", style="dim")]
     shown = rows if len(rows) <= room - 1 else sorted(rows, key=_badness)[: max(room - 2, 1)]
-    lines = [Text(f"{'rank':>5} {'slot':>4} {'step':>9} {'s/step':>8} {'data wait':>9} {'silent':>8}  {'doing':<8}health", style="dim")]
+    several = len({r.node for r in rows}) > 1
+    titles = f"{'rank':>5} {'slot':>4} {'step':>9} {'s/step':>8} {'data wait':>9} {'silent':>8}  {'doing':<8}health"
+    lines = [Text(f"{titles}    node" if several else titles, style="dim")]
     for r in shown:
         step, step_s = str(r.step) if r.step >= 0 else "-", f"{r.step_s:.3g}" if r.step_s else "-"
         waits = f"{100 * r.data_share:.0f} %" if r.data_share >= 0 else "-"
         line = Text(f"{r.rank:>5} {r.slot:>4} {step:>9} {step_s:>8} {waits:>9} {r.silent_s:>6.1f} s  {r.phase:<8}")
-        line.append(r.health, style=_HEALTH_STYLE.get(r.health, ""))
+        line.append(f"{r.health:<8}" if several else r.health, style=_HEALTH_STYLE.get(r.health, ""))
+        line.append(f"  {r.node}" if several else "")
         lines.append(line)
     more = len(rows) - len(shown)
     return [*lines, *([Text(f"and {more} more, none of them worse", style="dim")] if more else [])]
@@ -126,14 +130,14 @@ def _checkpoints(board: Board) -> Text:
     saved, durable = board.checkpoints
     line = Text.assemble(("checkpoint ", "dim"))
     line.append(f"step {durable} durable" if durable >= 0 else "none durable yet")
-    if board.trouble:
-        line.append(f"; {board.trouble}", style="red")
-    elif (upload := board.upload) is not None and upload.total:
+    if board.saved.trouble:
+        line.append(f"; {board.saved.trouble}", style="red")
+    elif (upload := board.saved.upload) is not None and upload.total:
         how_far = f"{100 * upload.done / upload.total:.0f} % of {upload.total / 1e6:,.0f} MB"
         line.append(f", step {upload.step} under way to storage: {how_far}", style="yellow")
     elif saved > durable:
         line.append(f", step {saved} under way to storage", style="yellow")
-    if (unsaved := board.unsaved) is not None and unsaved.fate in ("skipped", "replaced"):
+    if (unsaved := board.saved.unsaved) is not None and unsaved.fate in ("skipped", "replaced"):
         line.append(f", step {unsaved.step} {unsaved.fate}: storage is slower than the cadence", style="yellow")
     return line
 

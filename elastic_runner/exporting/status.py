@@ -33,7 +33,7 @@ def words(board: Board, step: int) -> str:
         parts.append(f"{restarts} restart" + "s" * (restarts > 1))
     if (durable := board.checkpoints[1]) >= 0:
         parts.append(f"checkpoint {durable}")
-    parts.append(board.trouble)
+    parts.append(board.saved.trouble)
     parts.append(board.cause)
     return "  ".join(p for p in parts if p)
 

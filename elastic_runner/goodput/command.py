@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..journal import read_thinned
+from ..merging import read_job
 from ..runs import find_run, runs_home
 from .account import Goodput, account
 from .advice import advise
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
 
     def answer() -> str:
-        goodput = account(read_thinned(find_run(args.run, runs_home(os.environ), Path.cwd())))
+        goodput = account(read_job(find_run(args.run, runs_home(os.environ), Path.cwd())))
         if args.json:
             return json.dumps(goodput_as_dict(goodput), indent=2) + "\n"
         from .view import goodput_csv, show_goodput  # rich is slow to import

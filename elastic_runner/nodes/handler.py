@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import (
@@ -26,6 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 from ..errors import UsageError
 from .messages import Leave, Ready
 from .node import Changed, Ended, Formed, Job, Loop, Node, Note
+from .scribe import Scribe
 from .timing import Timing
 from .wire import job_key
 
@@ -52,8 +54,17 @@ class Stand:
 class Membership(RendezvousHandler):
     """One agent's membership. Used by one thread; the node's own thread watches and answers meanwhile."""
 
-    def __init__(self, parameters: RendezvousParameters, *, hint: int = 0, spares: int | None = None) -> None:
-        """`hint` orders nodes that are new (torchrun's --node-rank); `spares` is how many nodes beyond the most may wait."""
+    def __init__(
+        self, parameters: RendezvousParameters, *, hint: int = 0, spares: int | None = None, record: tuple[Path, int] | None = None
+    ) -> None:
+        """Begin to look for the others.
+
+        Args:
+            parameters: torch's.
+            hint: orders nodes that are new (torchrun's --node-rank).
+            spares: how many nodes beyond the most may wait.
+            record: the run's directory, and where in the record our part begins: the nodes tell each other of theirs.
+        """
         self.stand = Stand()
         self.formed: Formed | None = None
         self.leave = Leave("its launcher has ended")
@@ -73,6 +84,12 @@ class Membership(RendezvousHandler):
         local = self._address if parameters.local_addr else ""
         job = Job(key=key, endpoints=endpoints, nnodes=nnodes, timing=timing, spares=spares)
         self._node = Node(self._loop, job, f"{name.replace(' ', '')}:{os.getpid()}:{secrets.token_hex(4)}", name, local)
+        self._scribe: Scribe | None = None
+        if record is not None:
+            gossip = self._node.gossip
+            self._scribe = Scribe(*record, self._node.member.node, lambda lines: self._loop.call(lambda: gossip.own(lines)))
+            gossip.keep = self._scribe.heard
+            self._scribe.start()
         self._closed = False
         self._loop.call(self._node.start)
         self._loop.start()
@@ -99,6 +116,8 @@ class Membership(RendezvousHandler):
             if store is not None:
                 self.formed = formed
                 place = formed.place
+                if self._scribe is not None:
+                    self._scribe.nodes = place.nodes
                 return RendezvousInfo(store, place.rank, place.nodes, RendezvousStoreInfo(place.address, place.port))
 
     def num_nodes_waiting(self) -> int:
@@ -119,9 +138,12 @@ class Membership(RendezvousHandler):
         if not self._closed:
             self._closed = True
             leave = self.leave
+            self._tell_all()
             self._loop.call(lambda: self._node.member.leave(leave))
             self._flush()
             self._loop.stop()
+            if self._scribe is not None:
+                self._scribe.close()
         return True
 
     # -- what goodrun's agent asks -------------------------------------------------------------------------------------
@@ -145,11 +167,18 @@ class Membership(RendezvousHandler):
         """Our ranks have all ended with 0: wait until those of the other nodes have, too."""
         self.leave = Leave("its ranks have ended with 0", done=True)
         leave = self.leave
+        self._tell_all()
         self._loop.call(lambda: self._node.member.leave(leave))
         with self._node.changed:
             self._node.changed.wait_for(lambda: any(isinstance(n, Ended) for n in self._node.notes), timeout_s)
 
     # -- how -----------------------------------------------------------------------------------------------------------
+
+    def _tell_all(self) -> None:
+        """Whatever our record has is said before we take our leave."""
+        if self._scribe is not None:
+            with suppress(OSError):
+                self._scribe.look()
 
     def _listen(self) -> socket.socket:
         listener = socket.socket(socket.AF_INET6 if ":" in self._address else socket.AF_INET, socket.SOCK_STREAM)
@@ -270,12 +299,12 @@ def creator() -> Callable[[RendezvousParameters], RendezvousHandler]:
 
 
 @contextmanager
-def registered(hint: int, spares: int | None) -> Iterator[list[Membership]]:
+def registered(hint: int, spares: int | None, record: tuple[Path, int]) -> Iterator[list[Membership]]:
     """For the length of the block the backend makes handlers for goodrun's own launcher; those it has made are closed after it."""
     made: list[Membership] = []
 
     def make(parameters: RendezvousParameters) -> RendezvousHandler:
-        made.append(Membership(parameters, hint=hint, spares=spares))
+        made.append(Membership(parameters, hint=hint, spares=spares, record=record))
         return made[-1]
 
     registry = getattr(rendezvous_handler_registry, "_registry", {})

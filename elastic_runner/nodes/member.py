@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .messages import Ack, Change, Closed, Commit, Hello, Leave, Message, Ping, Pong, Propose, Ready, Refused, Status, Withdraw
 from .rounds import Known, Place, Round
+from .standing import NOTHING
 from .timing import Timing
 
 _KEPT = 64
@@ -70,6 +71,8 @@ class Member:
         self._left = False
         self._gone: set[str] = set()
         self._lost: set[str] = set()
+        self._counted = self._counted_next = NOTHING
+        """What the leader of our round had counted when it began, and the one of the newest that we have acknowledged."""
         self._seeks_t = now
         self._heard_t = now
         self._lease_t = now
@@ -77,6 +80,12 @@ class Member:
         self._count = 0
         self._sent: deque[tuple[int, float]] = deque(maxlen=_KEPT)
         self._tick_t = now
+
+    @property
+    def led_by(self) -> int | None:
+        """The endpoint whose holder leads us; None while nobody does."""
+        k = self.following
+        return k if k is not None and k in self._status and self._status[k].leading else None
 
     # -- what the agent wants ------------------------------------------------------------------------------------------
 
@@ -122,7 +131,7 @@ class Member:
         elif isinstance(message, Change) and self.training:
             self._over(Changed(reason=message.reason))
         elif isinstance(message, Propose):
-            self._propose(message.round, now)
+            self._propose(message, now)
         elif isinstance(message, Commit):
             self._commit(message)
         elif isinstance(message, Closed):
@@ -146,8 +155,7 @@ class Member:
 
     def wanted(self, endpoints: int) -> set[int]:
         """The endpoints to be connected to: one that leads, else all."""
-        k = self.following
-        return {k} if k is not None and k in self._status and self._status[k].leading else set(range(endpoints))
+        return set(range(endpoints)) if self.led_by is None else {self.led_by}
 
     # -- how -----------------------------------------------------------------------------------------------------------
 
@@ -181,7 +189,7 @@ class Member:
             self._say(Withdraw())
         self.following, self._heard_t = best, now
         self._count, self._sent = 0, deque(maxlen=_KEPT)
-        self._say(Hello(self.node, self.name, self.held, self.known, tuple(self._gone), tuple(self._lost)))
+        self._say(Hello(self.node, self.name, self.held, self.known, tuple(self._gone), tuple(self._lost), self._counted))
         if self._ready is not None:
             self._say(self._ready)
 
@@ -198,18 +206,19 @@ class Member:
         self._sent.append((self._count, now))
         self._say(Pong(ping.n, self._count, self.durable, self.behind_s))
 
-    def _propose(self, proposed: Round, now: float) -> None:
+    def _propose(self, message: Propose, now: float) -> None:
+        proposed = message.round
         if self._ready is None or self.node not in proposed.nodes or proposed.generation <= self.known.generation:
             return
         self.known = Known(self.known.committed, (*self.known.pending, proposed))
-        self._acked_t = now
+        self._acked_t, self._counted_next = now, message.counted
         self._say(Ack(proposed.generation))
 
     def _commit(self, commit: Commit) -> None:
         agreed = next((r for r in self.known.pending if r.generation == commit.generation), None)
         if agreed is None or self._ready is None:
             return
-        self.known = Known(agreed)
+        self.known, self._counted = Known(agreed), self._counted_next
         self._lost.clear()
         self.training, self._ready, self._lease_t = True, None, max(self._lease_t, self._acked_t)
         self.notes.append(Formed(round=agreed, place=commit.place, started=commit.started, reason=commit.reason))

@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass, fields
 from typing import Any, TypeVar
 
 from .rounds import Known, Place, Round
+from .standing import NOTHING, Counted
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Message:
 class Hello(Message):
     """To a leader, or one that would be: I follow you. `held` is my endpoint or -1.
 
-    `gone`: leaders that ended while they led me; `lost`: those that fell silent.
+    `gone`: leaders that ended while they led me; `lost`: those that fell silent; `counted`: what the last round was told with.
     """
 
     node: str
@@ -27,6 +28,7 @@ class Hello(Message):
     known: Known
     gone: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    counted: Counted = NOTHING
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,10 @@ class Change(Message):
 
 @dataclass(frozen=True)
 class Propose(Message):
-    """Would this be a round?"""
+    """Would this be a round? `counted` is for the leader after me."""
 
     round: Round
+    counted: Counted = NOTHING
 
 
 @dataclass(frozen=True)
@@ -132,8 +135,22 @@ class Refused(Message):
     reason: str
 
 
+@dataclass(frozen=True)
+class Have(Message):
+    """What I know of the agents' records, "AGENT N" for each; from now on, tell me what I lack."""
+
+    newest: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Lines(Message):
+    """Lines of agents' records: "AGENT N P EVENT", P being 1 for mere progress, EVENT its JSON."""
+
+    lines: tuple[str, ...]
+
+
 _KINDS: dict[str, type[Message]] = {
-    c.__name__: c for c in (Hello, Withdraw, Status, Ping, Pong, Ready, Change, Propose, Ack, Commit, Leave, Closed, Refused)
+    c.__name__: c for c in (Hello, Withdraw, Status, Ping, Pong, Ready, Change, Propose, Ack, Commit, Leave, Closed, Refused, Have, Lines)
 }
 
 
@@ -142,6 +159,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "bool": (bool,),
     "float": (float, int),
+    "Counted": (Counted,),
     "Known": (Known,),
     "Place": (Place,),
     "Round": (Round,),
@@ -175,7 +193,7 @@ def _plain(value: Any) -> Any:
         return [value.generation, " ".join(value.nodes), value.leader]
     if isinstance(value, Known):
         return [None if value.committed is None else _plain(value.committed), [_plain(r) for r in value.pending]]
-    return list(astuple(value)) if isinstance(value, Place) else value
+    return list(astuple(value)) if isinstance(value, Place | Counted) else value
 
 
 def _made(key: str, value: Any) -> Any:
@@ -184,6 +202,8 @@ def _made(key: str, value: Any) -> Any:
     if key == "known":
         committed, pending = value
         return Known(None if committed is None else _round(committed), tuple(_round(r) for r in pending))
+    if key == "counted":
+        return _all_fit(Counted(*map(tuple, value)))
     if key == "place":
         return _all_fit(Place(*value))
     return tuple(value) if isinstance(value, list) else value

@@ -13,8 +13,9 @@ from ..events import Event
 from ..goodput.command import goodput_as_dict
 from ..goodput.ledger import Ledger
 from ..history import fold
-from ..journal import read_thinned
+from ..merging import read_job
 from ..runs import find_run, runs_home, summarize
+from ..story import told_as_one
 from .page import page
 from .timeline import timeline
 
@@ -31,7 +32,7 @@ def main(argv: list[str]) -> int:
 
     def answer() -> str:
         run_dir = find_run(args.run, runs_home(os.environ), Path.cwd())
-        events = list(read_thinned(run_dir))
+        events = read_job(run_dir)
         gone = summarize(run_dir).outcome == "died"
         if args.json:
             board = Board().extend(events)
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
 def report(events: Sequence[Event], *, gone: bool = False) -> str:
     """The page of a run. `gone`: its launcher is known to live no more."""
     board = Board().extend(events)
-    history = fold(events, gone=gone)
+    history = fold(told_as_one(events), gone=gone)
     nodes: dict[str, list[Event]] = {}
     for e in events:
         nodes.setdefault(e.node, []).append(e)

@@ -79,7 +79,7 @@ class Ours:
         if not silent:
             node.close()
             return
-        for link in node._links.values():
+        for link in node.wires.links.values():
             self._loop.selector.unregister(link.connection.sock)
 
     def _await(self) -> None:

@@ -1,8 +1,11 @@
 """Several launchers on loopback stand for several nodes: they restart together, agree on the generation, lose one and take one in."""
 
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 
 import pytest
 from elastic_runner.nodes.told import one_at_a_time
@@ -39,6 +42,29 @@ def rounds(j):
     return [(e.generation, e.nodes) for e in j.events(RoundFormed)]
 
 
+def told_by(j):
+    """What `goodrun goodput`, `history` and `top` say from this node."""
+    found = {}
+    for command in ("goodput", "history", "top"):
+        argv = [sys.executable, "-m", "goodrun", command, str(j.run_dir), "--json"]
+        found[command] = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout)
+    return found["goodput"], found["history"], found["top"]
+
+
+def one_story(jobs, blamed):
+    """Each node tells of all slots, of the whole job's ranks, and of the rank that failed on another node."""
+    for j in jobs:
+        goodput, history, top = told_by(j)
+        assert goodput["nodes"] == len(jobs)
+        assert goodput["slot_s"] == pytest.approx(goodput["wall_s"], rel=0.01)  # a slot on each node
+        assert goodput["buckets"]["productive"] > 0
+        assert [r["rank"] for r in top["ranks"]] == list(range(len(jobs)))
+        assert len({r["node"] for r in top["ranks"]}) == len(jobs)
+        assert history["lives"] == 1
+        assert blamed in history["attempts"][0]["cause"]
+        assert history["attempts"][-1]["kind"] == "finished"
+
+
 @pytest.mark.parametrize("backend", ["c10d", "goodrun"])
 def test_two_nodes_restart_together(job, backend):
     """A rank killed on one node: both come back, in the same new generation, with a store that no dead rank has written to."""
@@ -53,6 +79,9 @@ def test_two_nodes_restart_together(job, backend):
     assert attempts(b)[-1][1] == 2
     assert len(attempts(b)) > 1
     assert rounds(a) == rounds(b)
+    if backend == "goodrun":
+        rank = b.events(AttemptStarted)[0].first_rank
+        one_story([a, b], f"rank {rank} killed by SIGKILL")
 
 
 @pytest.mark.parametrize("backend", ["c10d", "goodrun"])

@@ -123,6 +123,12 @@ def test_where_nodes_meet(given, step, expected):
     assert options_for(Step(**{**vars(THREE), **step}), {**UNSAID, **given}, lambda node: f"{node}.lan") == expected
 
 
+def test_slurm_nodes_on_one_machine_meet_at_ports_of_their_own():
+    """Several slurmd on one host have one address."""
+    found = options_for(THREE, UNSAID, lambda node: "here" if node != "gpu02" else "there")
+    assert found["rdzv_endpoint"] == "here:22345,there:22345,here:22346"
+
+
 def test_a_task_for_each_rank_is_refused():
     """As torchrun, goodrun starts the ranks of a node itself."""
     with pytest.raises(UsageError, match="--ntasks-per-node=1"):

@@ -72,7 +72,7 @@ def test_the_way_of_a_checkpoint_is_shown(news, words):
     board = Board().extend([*story(), *(at(81 + i, e, 1) for i, e in enumerate(news))])
     [line] = [line.plain for line in screen(board, 110, 45).renderables if line.plain.startswith("checkpoint")]  # type: ignore[union-attr]
     assert words in line
-    assert (board.trouble in status.words(board, 50)) and bool(board.trouble) == ("503" in words or "kept" in words)
+    assert (board.saved.trouble in status.words(board, 50)) and bool(board.saved.trouble) == ("503" in words or "kept" in words)
 
 
 def on_terminal(run_dir: Path, *options: str) -> tuple[int, int, list[object], subprocess.Popen[bytes]]:

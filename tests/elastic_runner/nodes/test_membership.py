@@ -181,6 +181,21 @@ def test_a_machine_that_is_lost_again_and_again(saves):
             break
 
 
+def test_the_next_leader_knows_of_a_machine_that_is_lost_again_and_again():
+    """What one leader has counted, its followers tell the next: the third loss is the third, though the leader went after the second."""
+    net = begun(4, 3)
+    leader = net.agents[0]
+    for n in range(3):
+        net.kill(net.agents[-1])
+        assert net.run(5, lambda: net.together(net.living()))
+        if n == 1:
+            net.kill(leader)
+            assert net.run(8, lambda: net.together(net.living()))
+        late = net.start(3)
+        assert net.run(8, lambda late=late: late.trains is not None) == (n < 2), n
+    assert "machine3 was lost 3 times in a row" in late.ended.reason
+
+
 def test_too_few_wait():
     """Below the least nobody trains; with one more they do."""
     net = begun(3, 3, (3, 3))
