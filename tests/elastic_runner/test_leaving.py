@@ -31,7 +31,7 @@ def test_a_job_that_cannot_save_says_so(job):
     """A stop signal while no step comes to an end: the ranks are killed when their time is up, and the report names what is left."""
     j = job("--nproc-per-node", 2, "--shutdown-timeout", 2, "--hang-detection", "off", "train.py", 30, "sleep:0@7")
     # step 5 is written behind the training's back: only when it is on the disk is it what the next run goes on from
-    j.until(lambda: (j.where / "asleep").exists() and [found.step for found in found_in(j.where / "checkpoints") if not found.fault][:1] == [5])
+    j.until(lambda: (j.where / "asleep").exists() and [f.step for f in found_in(j.where / "checkpoints") if not f.fault][:1] == [5])
     j.proc.terminate()
     assert j.wait(40) == 143
     assert "no checkpoint was made on the way out: the next run goes on from step 5" in j.err
