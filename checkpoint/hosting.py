@@ -64,6 +64,9 @@ class Host:
         shelf = self.shelves.get(guest.directory)
         if shelf is None or guest.token not in shelf.jobs:
             return
+        still = ((g.directory, g.token, g.rank) for g in self.guests.values())
+        if (guest.directory, guest.token, guest.rank) in still:
+            return  # it has a newer line: a script made a second checkpointer of this directory
         shelf.jobs[guest.token].gone[guest.rank] = True
         for snapshot in [s for s in shelf.snapshots if s.token == guest.token and s.state is State.COPYING and guest.rank not in s.given]:
             self._lost_rank(shelf, snapshot, guest.rank)

@@ -50,7 +50,7 @@ class Planned:
         self._shape = SlotShape(0, 0)
         self._gpu: GpuCopies | None = None
         self._entries: tuple[str, ...] = ()
-        self._plans = 0
+        self._plans = ranks.number << 32
         self.slots: list[Slot] = []
 
     @property

@@ -34,7 +34,8 @@ class Ranks:
             # On the training's own group a save in the background would dead-lock against a barrier of the script.
             self.group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=_PATIENCE))
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._number = next(_numbers)
+        self.number = next(_numbers)
+        """Of those that this process has made; the same on all ranks."""
         here = node_name()
         self.local: tuple[int, ...] = tuple(r for r, there in enumerate(self.gather(here)) if there == here)
         """The ranks of this node, which share a keeper."""
@@ -50,7 +51,7 @@ class Ranks:
 
     def own_store(self) -> dist.Store:
         """A part of the store through which the ranks have met that nobody else uses."""
-        return dist.PrefixStore(f"goodrun/{self._number}", dist.distributed_c10d._get_default_store())
+        return dist.PrefixStore(f"goodrun/{self.number}", dist.distributed_c10d._get_default_store())
 
     def gather(self, mine: T) -> list[T]:
         """What every rank gave, by rank, on every rank."""

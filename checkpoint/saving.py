@@ -40,7 +40,7 @@ class Saver:
         self._keep, self._ranks, self._when_busy, self._token = keep, ranks, when_busy, token
         self.link = Link(absolute(directory), WeakMethod(self._hello), WeakMethod(self._tell_again), ranks.rank)
         self._planned = Planned(ranks, self.link)
-        self._count = 0
+        self._count = ranks.number << 32  # the keeper may still have those of a checkpointer that this process had before
         self._pid = os.getpid()
         self._copying: list[threading.Thread] = []
         self._telling = threading.Lock()

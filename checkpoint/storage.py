@@ -119,7 +119,7 @@ class Disk:
             self.call("rename", path, lambda: aside.replace(path))
         except BaseException:
             with suppress(OSError):
-                aside.unlink()
+                self.call("unlink", aside, aside.unlink)
             raise
         self.sync_directory(path.parent)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +20,61 @@ from goodrun.checkpoint.wire import ADDRESS_VARIABLE
 
 from .stores import Store, azure, directory, gcs, moto, mount, s3, volume
 
-WORKERS = Path(__file__).with_name("workers.py")
+FORKED = Path(__file__).with_name("forked.py")
 FAULTY = Path(__file__).with_name("faulty_keeper.py")
+
+Ended = Callable[[], list[tuple[int, str]]]
+"""Waits for the ranks of a job: exit status and stderr of each."""
+
+
+class Herd:
+    """A process that has torch already and forks the ranks of one job after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        """It lives until `close`. What ranks say is kept in `folder`."""
+        self._folder = folder
+        self._process = subprocess.Popen(
+            [sys.executable, str(FORKED)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def begin(self, world: int, environ: dict[str, str], *args: str) -> Ended:
+        """Start `world` ranks of a scenario of workers.py; what is returned waits for their exit statuses and stderr."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        unique = uuid.uuid4().hex
+        said = str(self._folder / f"stderr-{unique}")
+        environ = {**environ, "WORLD_SIZE": str(world), "STORE": str(self._folder / f"store-{unique}"), "OMP_NUM_THREADS": "1"}
+        job = {"world": world, "environ": environ, "argv": ["workers.py", *args], "stderr": said}
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        answers = self._process.stdout
+        answers.readline()
+
+        def ended() -> list[tuple[int, str]]:
+            codes = json.loads(answers.readline())
+            return [(code, Path(f"{said}.r{rank}").read_text()) for rank, code in enumerate(codes)]
+
+        return ended
+
+    def close(self) -> None:
+        """Kill it, and the ranks of a job that has not ended."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
 
 
 class Job:
     """Runs scenarios of workers.py under one root."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, herd: Herd) -> None:
         """Results and checkpoints are kept under `root`."""
-        self.root = root
-        self.alive: list[subprocess.Popen[str]] = []
+        self.root, self._herd = root, herd
+
+    def begin(self, world: int, *args: str) -> Ended:
+        """Start one scenario on `world` ranks; what is returned waits for the exit status and stderr of each."""
+        return self._herd.begin(world, dict(os.environ), args[0], str(self.root), *args[1:])
 
     def run(self, world: int, *args: str) -> list[tuple[int, str]]:
-        """One scenario on `world` ranks: exit status and stderr of each."""
-        store = self.root / f"store-{uuid.uuid4().hex}"
-        for rank in range(world):
-            env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(world), STORE=str(store), OMP_NUM_THREADS="1")
-            command = [sys.executable, str(WORKERS), args[0], str(self.root), *args[1:]]
-            self.alive.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
-        ended = []
-        for process in self.alive:
-            _, err = process.communicate(timeout=60)
-            ended.append((process.returncode, err))
-        self.alive.clear()
-        return ended
+        """One scenario to its end."""
+        return self.begin(world, *args)()
 
     def good(self, world: int, *args: str) -> str:
         """One scenario that has to end well; what it wrote to stderr."""
@@ -80,6 +112,16 @@ class Keepers:
         status = self.process.wait(30)
         self.process = None
         return status
+
+    def dead_or(self, over: Callable[[], bool]) -> int | None:
+        """Wait until the keeper has died, or there is nothing more for it to do; the exit status of one that died."""
+        assert self.process is not None
+        while not over():
+            with suppress(subprocess.TimeoutExpired):
+                status = self.process.wait(0.02)
+                os.close(self._life)
+                return status
+        return None
 
     def dies(self) -> None:
         """SIGKILL."""
@@ -133,20 +175,23 @@ def keepers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keepers
         found.dies()
 
 
+@pytest.fixture(scope="session")
+def herd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Herd]:
+    """Where the ranks of this session's jobs come from."""
+    found = Herd(tmp_path_factory.mktemp("herd"))
+    yield found
+    found.close()
+
+
 @pytest.fixture
-def job_in() -> Iterator[Callable[[Path], Job]]:
-    """Makes jobs; whatever of them still runs at the end of the test is killed."""
-    jobs: list[Job] = []
+def job_in(herd: Herd) -> Callable[[Path], Job]:
+    """Makes jobs."""
 
     def make(root: Path) -> Job:
         root.mkdir(exist_ok=True)
-        jobs.append(Job(root))
-        return jobs[-1]
+        return Job(root, herd)
 
-    yield make
-    for process in (p for job in jobs for p in job.alive):
-        process.kill()
-        process.communicate()
+    return make
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ class Some(Ranks):
     def __init__(self) -> None:
         """Groups are made once: making one takes all ranks."""
         self.group, self.rank, self.size = self.groups[self.size_now], RANK, self.size_now
-        self.local = tuple(range(self.size_now))
+        self.number, self.local = 0, tuple(range(self.size_now))
         node_name()
 
 

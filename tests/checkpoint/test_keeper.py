@@ -112,6 +112,14 @@ def test_half_a_snapshot_is_none(keepers: Any, job: Any, tmp_path: Path) -> None
     assert found_in(tmp_path / "ckpt") == []
 
 
+def test_a_second_checkpointer(keepers: Any, job: Any, tmp_path: Path) -> None:
+    """A script may make a checkpointer of a directory anew, in the same attempt: the saves of both count, and the first one may go."""
+    keepers.start()
+    job.good(2, "twice")
+    assert keepers.end() == 0
+    assert [f.step for f in found_in(tmp_path / "ckpt") if f.manifest] == [4, 3, 2]
+
+
 def test_keepers_of_several_nodes(keepers: Any, job: Any, tmp_path: Path) -> None:
     """Keepers of different nodes write one checkpoint together, through nothing but the directory they share."""
     keepers.start()

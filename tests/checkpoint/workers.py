@@ -9,6 +9,7 @@ import random
 import resource
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from goodrun.checkpoint import Checkpointer, CheckpointError, DictCheckpoints, ElasticSampler
+from goodrun.checkpoint import Checkpointer, CheckpointError, DictCheckpoints, ElasticSampler, PendingSave
 from goodrun.checkpoint.codec import Place
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -152,6 +153,18 @@ def dies(root: Path, step: str, half: str = "") -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def twice(root: Path) -> None:
+    """A second checkpointer of the same directory, made while the first is still there, and the first one gone before it saves."""
+    state = {"w": torch.arange(1 << 12)}
+    first = DictCheckpoints(root / "ckpt")
+    first.save(state, 1).result(30)
+    second = DictCheckpoints(root / "ckpt")
+    second.save(state, 2).result(30)
+    first.close()
+    for step in (3, 4):
+        second.save(state, step).result(30)
+
+
 def nodes(root: Path, one: str, other: str) -> None:
     """Each rank has a keeper of its own, as ranks of different nodes have."""
     os.environ["GOODRUN_KEEPER"] = (one, other)[RANK]
@@ -176,12 +189,56 @@ def hasty(root: Path) -> None:
     DictCheckpoints(root / "ckpt").save({"w": torch.rand(4 << 20)}, 7)
 
 
+def digested(root: Path, name: str, checkpointed: tuple[nn.Module, torch.optim.Optimizer]) -> None:
+    """Leave the bits of weights and moments."""
+    model, optimizer = checkpointed
+    tell(root, name, digest(*model.parameters(), *(v for p in model.parameters() for _, v in sorted(optimizer.state[p].items()))))
+
+
+def matrix(root: Path, place: str, then: str) -> None:
+    """DDP: restore, save one step that becomes durable, then the next with the fault armed; THEN is what this job does about that one."""
+    tell(root, "pid", os.getpid())
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(96, 96), nn.Linear(96, 5)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    checkpointer = Checkpointer(place, keep=1, model=model, optimizer=optimizer)
+    start = checkpointer.restore()
+    tell(root, "restored", start)
+    if start:
+        digested(root, f"restored-{start}", (model, optimizer))
+
+    def save(step: int) -> PendingSave:
+        optimizer.zero_grad()
+        model(torch.full((2, 96), float(step + RANK))).sum().backward()
+        optimizer.step()
+        digested(root, f"saved-{step}", (model, optimizer))
+        return checkpointer.save(step)
+
+    save(start + 1).result(60)
+    if then != "leave":
+        dist.barrier()
+        if RANK == 0:
+            (root / "armed").touch()
+        dist.barrier()
+        pending = save(start + 2)
+        if then == "die":  # all ranks are gone, one instruction after the snapshot
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif then == "give-up":
+            with suppress(CheckpointError):  # the fault may come after the commit
+                checkpointer.wait()
+            pending.fate.seen = True
+        else:
+            pending.result(60)
+    checkpointer.close()
+    tell(root, "left", then)
+
+
 def main() -> None:
     """Join the others and play the part."""
     torch.set_num_threads(1)
     if WORLD > 1:
         dist.init_process_group("gloo", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
-    parts = (train, own, sharded, full, killed, hasty, dies, nodes, refused)
+    parts = (train, own, sharded, full, killed, hasty, dies, nodes, refused, matrix, twice)
     scenario = {part.__name__: part for part in parts}[sys.argv[1]]
     scenario(Path(sys.argv[2]), *sys.argv[3:])  # type: ignore[operator]
     if WORLD > 1 and sys.argv[1] != "full":
