@@ -22,20 +22,26 @@ class Replicas:
         """Raises ValueError where there is nothing that every rank holds whole."""
         self._modules = modules
         self._taken: tuple[int, torch.Tensor] | None = None
+        self._copied: torch.cuda.Event | None = None
         if not self._parameters():
             raise ValueError("check_replicas=True, and no model is given that every rank holds whole; leave it out")
 
     def take(self, step: int) -> None:
         """Digest the parameters as they are now, after step `step`."""
-        total = torch.zeros((), dtype=torch.int64)
-        for p in self._parameters():
+        parameters = self._parameters()
+        total = torch.zeros((), dtype=torch.int64, device=parameters[0].device)
+        for p in parameters:
             total = (total.to(p.device) ^ _sum(p)) * _MIX  # wraps around
             total ^= total >> 32  # the page keeps the lower bits
+        if total.is_cuda:
+            total = torch.empty_like(total, device="cpu", pin_memory=True).copy_(total, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
         self._taken = step, total
 
     def tell(self, page: Page) -> None:
-        """Put the digest on the page, if a new one was taken."""
-        if self._taken is not None:
+        """Put the digest on the page, if a new one was taken and is there: nothing waits for a GPU."""
+        if self._taken is not None and (self._copied is None or self._copied.query()):
             step, total = self._taken
             self._taken = None
             page.replica(step, int(total))
