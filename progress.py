@@ -19,6 +19,7 @@ from enum import IntEnum
 PAGE_FD_VARIABLE = "GOODRUN_PAGE_FD"
 PAGE_BYTES = 1024
 _TEXT_OFFSET, _TEXT_BYTES = 512, 512
+_DIGEST_BITS, _REPLICA_STEPS = 40, (1 << 23) - 1
 
 
 class Phase(IntEnum):
@@ -81,6 +82,7 @@ class _Word:
     RUN_STARTED = 27
     LEAVING = 28
     LOSS = 29  # a double
+    REPLICA = 30  # a step and a digest in one word, for a reader must not see one without the other
     MARKS = 32  # one word per Mark from here on
 
 
@@ -114,6 +116,8 @@ class Progress:
     """The first step whose loss was not; -1 if none."""
     loss: float | None
     """The newest finite one, if the script has given any."""
+    replica: tuple[int, int] | None
+    """A step, and the digest that the model had after it; None if the script gives none."""
     leaving_t: float
     """When its interpreter began to end, 0 if it has not: what it holds, connections above all, goes some time before the process does."""
     run_started: int
@@ -157,6 +161,7 @@ class Page:
         page = cls(fd)
         for word in (_Word.STEP, _Word.RESTORED_STEP, _Word.SAVED_STEP, _Word.DURABLE_STEP, _Word.LEFT, _Word.FINITE_STEP, _Word.BAD_STEP):
             page._words[word] = -1
+        page._words[_Word.REPLICA] = -1
         return page, fd
 
     def close(self) -> None:
@@ -278,6 +283,16 @@ class Page:
         elif self._words[_Word.BAD_STEP] < 0:
             self._words[_Word.BAD_STEP] = step
 
+    def replica(self, step: int, digest: int) -> None:
+        """After step `step` the model has this digest; of both the lower bits are kept."""
+        self._words[_Word.REPLICA] = (step & _REPLICA_STEPS) << _DIGEST_BITS | digest & (1 << _DIGEST_BITS) - 1
+
+    def _read_replica(self, newest: int) -> tuple[int, int] | None:
+        word = self._words[_Word.REPLICA]
+        if word < 0:
+            return None
+        return newest - (newest - (word >> _DIGEST_BITS) & _REPLICA_STEPS), word & (1 << _DIGEST_BITS) - 1
+
     def run_started(self, ns: int) -> None:
         """The start of the run by which checkpoints are fenced from now on: another one than the launcher's, where a clock was wrong."""
         self._words[_Word.RUN_STARTED] = ns
@@ -354,6 +369,7 @@ class Page:
             finite_step=w[_Word.FINITE_STEP],
             bad_step=w[_Word.BAD_STEP],
             loss=self._floats[_Word.LOSS] if w[_Word.FINITE_STEP] >= 0 else None,
+            replica=self._read_replica(w[_Word.STEP]),
             leaving_t=w[_Word.LEAVING] / 1e9,
             run_started=w[_Word.RUN_STARTED],
             numbered=bool(w[_Word.EXPLICIT]) or w[_Word.RESTORED_STEP] >= 0,

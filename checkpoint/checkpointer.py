@@ -20,6 +20,7 @@ from .entries import Model, entries_of
 from .errors import CheckpointError, CheckpointMismatch
 from .leaving import Alone, Leaving, OnPage, OnStore
 from .pending import PendingSave
+from .replicas import Replicas
 from .restoring import Loaded, Wanted
 from .retention import Keep
 from .store import Store
@@ -58,6 +59,7 @@ class Checkpointer:
         seed: int = 0,
         per_rank: Collection[str] = (),
         when_busy: str = "wait",
+        check_replicas: bool = False,
         **state: object,
     ) -> None:
         """`every`: steps between saves, a time ("30s", "5m"), or "auto": where saving and redoing cost least together.
@@ -65,13 +67,16 @@ class Checkpointer:
         `keep`: how many checkpoints are kept, or a rule (`Keep`).
 
         A save finds both slots busy where storage cannot keep up: `when_busy` is "wait", "skip" (this save) or "replace" (the one not begun
-        yet). Nothing is written yet; a directory that is not ours is refused.
+        yet). `check_replicas`: with each save tell goodrun a digest of the models that every rank holds whole (DDP); where ranks differ it
+        goes back to the newest checkpoint at which they did not. Nothing is written yet; a directory that is not ours is refused.
         """
         self._cadence = Cadence(interval_of(every))
         if unknown := set(per_rank) - set(state):
             raise ValueError(f"per_rank names {sorted(unknown)[0]!r}, which is not among the state given ({', '.join(state)})")
         self._seed, self._per_rank = seed, frozenset(per_rank)
         self._entries = entries_of(state)
+        models = [entry.module for entry in self._entries.values() if isinstance(entry, Model)]
+        self._replicas = Replicas(models) if check_replicas else None
         self._consumers = [obj for obj in state.values() if isinstance(obj, _Consumer)]
         self._store = Store(directory, keep=keep, when_busy=when_busy)
         self._prepared = False
@@ -121,6 +126,8 @@ class Checkpointer:
             page.beat(step=n)
             if loss is not None:
                 page.loss(n, loss)
+            if self._replicas is not None:
+                self._replicas.tell(page)
         self._store.check()
         if (words := self._store.shared_page()) is not None:
             ranks = self._store.ranks
@@ -158,6 +165,8 @@ class Checkpointer:
     def save(self, n: int) -> PendingSave:
         """Take a snapshot now, as step `n`; it becomes durable in the background."""
         with progress.in_phase(progress.Phase.SAVE):
+            if self._replicas is not None:
+                self._replicas.take(n)
             return self._store.save(n, self._tree(), self._place)
 
     def _tree(self) -> dict[str, Tree]:

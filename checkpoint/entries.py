@@ -38,16 +38,16 @@ class Model:
 
     def __init__(self, module: nn.Module) -> None:
         """The module may be wrapped."""
-        self._module = module
+        self.module = module
         self._template: Tree = {}
         self._bound: tuple[object, Tree] = (None, {})
 
     def capture(self) -> Tree:
         """Parameters and buffers, by name; torch is asked only when they are not the ones it named last time."""
-        seen = _tensors_of(self._module)
+        seen = _tensors_of(self.module)
         if seen is None or seen != self._bound[0]:
-            tree = get_model_state_dict(self._module)
-            self._bound = (_tensors_of(self._module), tree)
+            tree = get_model_state_dict(self.module)
+            self._bound = (_tensors_of(self.module), tree)
         return self._bound[1]
 
     def template(self) -> Tree:
@@ -59,7 +59,7 @@ class Model:
         """Take them back; a missing or unknown name is an error."""
         template, self._template = self._template, {}
         if not all(value is template.get(name) for name, value in tree.items()):  # else they have been read into place
-            set_model_state_dict(self._module, tree, options=StateDictOptions(strict=strict))
+            set_model_state_dict(self.module, tree, options=StateDictOptions(strict=strict))
 
 
 class Optim:

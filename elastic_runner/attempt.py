@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..progress import Progress
 from . import memory, processes
+from .bad_numbers import NumbersWatch
 from .hang import HangDetector, Suspicion, culprit
 from .policy import Failure, Kind
 from .processes import Signs
@@ -106,6 +107,7 @@ class Attempt:
         self._oom_kills = memory.oom_kills(self._group)
         self.hurt: set[int] = set()
         """Ranks that chaos has hit from outside."""
+        self._numbers = NumbersWatch()
         self._looked_t = self._weighed_t = 0.0
         self._said_left = False
         self._poll = select.poll()
@@ -148,7 +150,7 @@ class Attempt:
             self._weighed_t = self._looked_t
             for r in self.ranks:
                 r.held = memory.resident(r.pid) or r.held
-        return self._numbers() or self._look() or self._left() or Tick()
+        return self._bad_numbers() or self._look() or self._left() or Tick()
 
     def _first(self) -> Rank:
         """Who was first: a rank that something killed brings its peers down with exceptions, hardly ever the other way round."""
@@ -210,20 +212,15 @@ class Attempt:
         fault_t = first.ended_t or time.monotonic()
         return Broken(failure=self._failure(first, page, kind, message), cause=cause, log=log, fault_t=fault_t, pid=first.pid)
 
-    def _numbers(self) -> Broken | None:
-        """A loss that is not finite. A state is known to be good once a step from it on had a finite one."""
+    def _bad_numbers(self) -> Broken | None:
         pages = self.pages()
-        bad = [r for r in self.ranks if pages[r.rank].bad_step >= 0]
-        if not bad:
+        bad = self._numbers.look(pages)
+        if bad is None:
             return None
-        first = min(bad, key=lambda r: (pages[r.rank].bad_step, r.rank))
-        step = pages[first.rank].bad_step
-        finite = min((p.finite_step for p in pages.values() if p.finite_step >= 0), default=-1)
-        good = max(min(finite, step) - 1, *(p.restored_step for p in pages.values()))
-        alone = len(self.ranks) > 1 and all(p.finite_step >= step for rank, p in pages.items() if rank != first.rank)
-        failure = replace(self._failure(first, pages[first.rank], Kind.NUMBERS), step=step, slot=first.slot if alone else -1)
-        cause = f"the loss of rank {first.rank}{', and of no other,' if alone else ''} is not finite"
-        return Broken(failure=failure, cause=cause, fault_t=failure.t, pid=first.pid, trusted_step=max(good, 0))
+        first = next(r for r in self.ranks if r.rank == bad.rank)
+        slot = first.slot if bad.alone else -1
+        failure = replace(self._failure(first, pages[bad.rank], bad.kind), step=bad.step, slot=slot)
+        return Broken(failure=failure, cause=bad.cause, fault_t=failure.t, pid=first.pid, trusted_step=bad.trusted_step)
 
     def device_to_blame(self, slot: int, kind: Kind, cause: str) -> Broken:
         """A failure of the device of `slot`, whatever its rank itself shows; that rank is not expected to answer any more."""

@@ -20,6 +20,7 @@ class Kind(str, Enum):
     DEVICE = "device"  # the slot's device reported what only a new start of the script mends
     NODE_SICK = "node-sick"  # no device of this node is to be used
     NUMBERS = "numbers"  # the script's loss is not finite
+    REPLICAS = "replicas"  # a model that must be the same on every rank is not
     CONNECTION = "connection"  # the rank lost its connection to a peer, and no peer on this node is dead: another node, or the network
     PEER = "peer"  # the membership changed: nobody is to blame
 
@@ -152,7 +153,7 @@ def decide(failures: Sequence[Failure], slots: Slots, budgets: Budgets, restarts
         return Action(do=Do.GIVE_UP, slots=slots, reason=f"{len(failures)} failures, and the script does not say whether it makes progress")
     if newest.kind is Kind.EXCEPTION:
         return _after_exception(failures, slots, budgets)
-    if newest.kind is Kind.NUMBERS:
+    if newest.kind in (Kind.NUMBERS, Kind.REPLICAS):
         return _replay(failures, slots, budgets)
     if newest.kind is Kind.LEFT:
         return Action(do=Do.GIVE_UP, slots=slots, reason=f"rank {newest.rank} ended with 0 while the others were still waiting for it")
@@ -211,8 +212,9 @@ def _replay(failures: Sequence[Failure], slots: Slots, budgets: Budgets) -> Acti
     """Once, with every rank on another device: what then is bad again at the same step is in the data or the code."""
     newest = failures[-1]
     moved = ", with the ranks on other devices" if len(slots.active) > 1 else ""
-    if any(f.kind is Kind.NUMBERS and f.step == newest.step for f in failures[:-1]):
-        return Action(do=Do.GIVE_UP, slots=slots, reason=f"the loss is not finite at step {newest.step} again{moved}: the data or the code")
+    if any(f.kind is newest.kind and f.step == newest.step for f in failures[:-1]):
+        what = "the loss is not finite" if newest.kind is Kind.NUMBERS else "the models of the ranks are not equal"
+        return Action(do=Do.GIVE_UP, slots=slots, reason=f"{what} at step {newest.step} again{moved}: the data or the code")
     strikes = _strikes(failures, budgets)
     blamed = newest.slot >= 0 and strikes >= budgets.strikes
     if blamed and (smaller := slots.without(newest.slot, f"bad numbers {strikes} times in a row")) is not None:
@@ -253,7 +255,7 @@ def _ordinal(n: int) -> str:
 def _strikes(failures: Sequence[Failure], budgets: Budgets) -> int:
     """How many of the newest failures in a row were by the newest one's slot, within the window."""
     newest = failures[-1]
-    blames = (Kind.SIGNAL, Kind.HANG, Kind.NUMBERS)
+    blames = (Kind.SIGNAL, Kind.HANG, Kind.NUMBERS, Kind.REPLICAS)
     return _trailing(failures, lambda f: f.slot == newest.slot and f.kind in blames and newest.t - f.t <= budgets.strike_window_s)
 
 

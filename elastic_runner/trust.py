@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ..checkpoint.distrust import DISTRUST_VARIABLE, Distrust, to_env
 from ..progress import Progress
 from .attempt import Broken
-from .policy import Kind
+from .policy import Failure, Kind
 
 _NOTE_EVERY_S = 0.1
 
@@ -25,8 +25,8 @@ class Trust:
     _distrusted: list[Distrust] = field(default_factory=list)
     _steps_at: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=1200))
     """Which step was done when, in the last minutes."""
-    _replaying: tuple[int, int] | None = None
-    """The step whose loss was not finite and the slot to blame (-1: nobody knows), until it has been done again."""
+    _replaying: Failure | None = None
+    """The numbers that were bad, until their step has been done again."""
 
     def env(self) -> dict[str, str]:
         """What the ranks of the next attempt have to know."""
@@ -39,19 +39,25 @@ class Trust:
             self._steps_at.append((now, max((p.step for p in pages.values()), default=-1)))
         if self._replaying is None:
             return
-        step, slot = self._replaying
-        if min((p.finite_step for p in pages.values() if p.finite_step >= 0), default=-1) < step:
+        step, slot = self._replaying.step or 0, self._replaying.slot
+        if self._replaying.kind is Kind.NUMBERS:
+            well = "the loss of step {} is finite now"
+            done = min((p.finite_step for p in pages.values() if p.finite_step >= 0), default=-1)
+        else:
+            well = "the models of the ranks are equal at step {} now"
+            done = min((p.replica[0] if p.replica is not None else -1 for p in pages.values()), default=-1)
+        if done < step:
             return
         self._replaying = None
         whose = f"slot {slot} is suspected, and has a strike" if slot >= 0 else "a device is suspected, and nothing says which"
-        self.notice(f"the loss of step {step} is finite now, with the ranks on other devices: {whose}")
+        self.notice(f"{well.format(step)}, with the ranks on other devices: {whose}")
 
     def failed(self, broken: Broken, ranks: int) -> None:
         """An attempt of so many ranks has ended."""
         if broken.trusted_step is not None:
             self._beyond(broken.trusted_step, broken.cause)
-        if broken.failure.kind is Kind.NUMBERS and ranks > 1:
-            self._replaying = broken.failure.step or 0, broken.failure.slot
+        if broken.failure.kind in (Kind.NUMBERS, Kind.REPLICAS) and ranks > 1:
+            self._replaying = broken.failure
 
     def tainted(self, since_t: float, why: str) -> None:
         """From monotonic second `since_t` on, a device's memory was not to be trusted."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import resource
@@ -105,6 +106,8 @@ def _inflict(fault: Fault, when: str) -> None:
             _wait_for_nobody()
         case "oom":
             _fill_memory()
+        case "param-flip":
+            _flip_a_bit()
         case "loader-kill" | "loader-stall":
             worker = min(child.pid or 0 for child in multiprocessing.active_children())
             os.kill(worker, signal.SIGKILL if fault.kind == "loader-kill" else signal.SIGSTOP)
@@ -122,6 +125,15 @@ def _wait_for_nobody() -> None:
     import torch.distributed as dist
 
     dist.recv(torch.zeros(1), (dist.get_rank() + 1) % dist.get_world_size())
+
+
+def _flip_a_bit() -> None:
+    """Change a parameter as a device that computes wrongly would; whose optimizer is the oldest, if there are several."""
+    import torch
+
+    optimizer = next(o for o in gc.get_objects() if isinstance(o, torch.optim.Optimizer))
+    first = optimizer.param_groups[0]["params"][0].detach()
+    first.view(-1).view(torch.uint8)[1] ^= 0x40  # in float32 a bit in the middle of the mantissa
 
 
 def _hold_interpreter_lock() -> None:

@@ -61,6 +61,7 @@ KINDS: Mapping[str, Kind] = {
     "gil": Kind(what="native code holds the interpreter's lock for ever: no thread of Python runs", shows=_HANGS),
     "deadlock": Kind(what="the rank waits in a collective for a message that nobody sends", shows=_HANGS),
     "oom": Kind(what="the rank fills its memory up to a limit of its own address space, and gets a MemoryError", shows=_RAISES),
+    "param-flip": Kind(what="one bit of a parameter that the rank trains is another one, without a word", shows=("replicas",)),
     "slow": Kind(what="every step from then on takes `factor` times as long", keys=("rank", "factor"), needs={"factor": 3}),
     "raise": Kind(what="an exception in the script", shows=_RAISES),
     "exit": Kind(what="the script leaves with a status", keys=("rank", "code"), needs={"code": 1}, shows=_RAISES),

@@ -47,6 +47,13 @@ class InUse:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ports:
+    """The state of each network port of the node."""
+
+    states: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trouble:
     """The prober itself is in trouble, in words: it died, hung, or cannot ask. `asks`: whether the next one will be started."""
 
@@ -54,7 +61,7 @@ class Trouble:
     asks: bool = True
 
 
-Heard = Found | Report | Xid | InUse | Trouble
+Heard = Found | Report | Xid | InUse | Ports | Trouble
 
 
 def command(module: str, *args: object) -> list[str]:
@@ -222,6 +229,8 @@ def _message(word: str, rest: list[Any]) -> Heard | None:
         return Report(device=rest[0], answers=answers_from_json(rest[1]))
     if word == "xid":
         return Xid(device=rest[0], code=int(rest[1]), recovery=answers_from_json(rest[2])["recovery_action"])
+    if word == "ports":
+        return Ports(states=rest[0])
     if word == "held":
         return InUse(held={uuid: Held(used=used, pids=tuple(pids)) for uuid, (used, pids) in rest[0].items()})
     return None

@@ -2,8 +2,8 @@
 
 It holds no deadline itself. A driver call that hangs cannot be interrupted, so whoever reads the output sees which question was the last.
 One JSON list a line: ["devices", driver, [[uuid, name, index, [MIG UUIDs]], …]], ["ask", uuid, query], ["report", uuid, answers],
-["xid", uuid, code, recovery answer], ["idle"], ["cannot", why]. A JSON list of UUIDs on its input is answered by a thread of its own,
-without delay: ["held", {uuid: [bytes in use, [pid, …]]}].
+["xid", uuid, code, recovery answer], ["ports", {port: state}], ["idle"], ["cannot", why]. A JSON list of UUIDs on its input is answered by
+a thread of its own, without delay: ["held", {uuid: [bytes in use, [pid, …]]}].
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import suppress
 from threading import Lock, Thread
 from typing import Any, TextIO
 
+from . import ports
 from .answers import Answer, Told, answers_to_json
 from .kernel_log import KernelLog, Place
 from .nvml import Nvml
@@ -54,6 +55,8 @@ class Prober:
             for uuid in self._uuids:
                 self._say("report", uuid, answers_to_json(self._report(uuid)))
                 self._tell_xids(0.0)  # an event does not wait for a slow round
+            self._say("ask", "the network's ports", "state")
+            self._say("ports", ports.states())
             done += 1
             if done == many:
                 return

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from .answers import Device, Held, Report, Told
-from .asking import Found, Heard, InUse, ProberProcess, Trouble, Xid
+from .asking import Found, Heard, InUse, Ports, ProberProcess, Trouble, Xid
 from .findings import DRIVER_GONE, Finding, findings, pace, slow_finding, xid_finding
 from .health_policy import Do, HealthPolicy, Verdict, judge
+from .ports import PortWatch
 
 _REMEMBERED = 2000
 """Findings kept for each device, for rules that count strikes."""
@@ -37,6 +38,7 @@ class DeviceWatch:
         """Since when the hardware has slowed each device that it slows now."""
         self._xid_t: dict[tuple[str, int], float] = {}
         self._waiting: list[Verdict] = []
+        self._ports = PortWatch(say, clock)
 
     @property
     def pid(self) -> int:
@@ -110,6 +112,8 @@ class DeviceWatch:
         elif isinstance(heard, Xid):
             action = heard.recovery.value if heard.recovery.told is Told.VALUE else None
             return self._judged([xid_finding(heard.device, heard.code, action)] if self._is_new(heard) else [], alone=alone)
+        elif isinstance(heard, Ports):
+            self._ports.look(heard.states)
         elif isinstance(heard, Report):
             return self._reported(heard, alone=alone)
         return []  # an answer about memory that came too late

@@ -11,7 +11,7 @@ from ..events import AttemptStarted, ChaosFired, Decided, DeviceVerdict, Event, 
 _SAYS_WITHIN_S = 2.0
 """A fault that came later than this before the end of its launcher may have gone unsaid."""
 _SAYS = {"keeper-kill": "the keeper of the checkpoints has died", "prober-kill": "the prober was killed"}
-_ANY_RANK = ("deadlock", "peers-cut", "slot-lost")
+_ANY_RANK = ("deadlock", "peers-cut", "slot-lost", "param-flip")
 """Here the rank that is named need not be the one that was hurt."""
 
 
@@ -54,7 +54,7 @@ def _wrong(one: ChaosFired, fired: Sequence[ChaosFired], events: Sequence[Event]
     if (words := _SAYS.get(kind)) is not None:
         said = any(isinstance(e, Notice) and words in e.text for e in events)
         return None if said or events[-1].t - one.t < _SAYS_WITHIN_S else "nothing is said of it"
-    if KINDS[kind].on_device:
+    if KINDS[kind].on_device and kind != "memory-held":
         seen = any(isinstance(e, DeviceVerdict) and e.slot == one.slot for e in events)
         if not seen and "for=" not in one.entry:  # a short one may be over before the driver is asked
             return "no verdict on the GPU is on record"

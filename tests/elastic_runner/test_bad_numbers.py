@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+import torch
 
 from goodrun.checkpoint.catalogue import found_in
+from goodrun.checkpoint.replicas import Replicas
+from goodrun.elastic_runner.bad_numbers import NumbersWatch
 from goodrun.elastic_runner.events import AttemptStarted, Decided, Failed, Notice, Restored, RunEnded
 from goodrun.elastic_runner.policy import Budgets, Do, Failure, Kind, Slots, decide
+from goodrun.progress import Page
 
 
 @pytest.mark.parametrize("who", ["one", "all"])
@@ -35,6 +41,72 @@ def test_numbers_that_go_bad_again_are_the_datas_or_the_codes(job):
     assert [d.action for d in j.events(Decided)] == ["restart", "give up"]
     assert "not finite at step 7 again" in j.events(RunEnded)[0].reason
     assert "the data or the code" in j.err
+
+
+def test_a_replica_that_went_astray_is_found_and_its_checkpoints_are_not_trusted(job):
+    """One bit of one rank's model: found at a checkpoint after it, undone from one before it, a strike for its slot. Weights end equal."""
+    quiet = job("--nproc-per-node", 3, "train.py", 40, "replicas", name="quiet").ok()
+    plan = "param-flip:rank=1@step=12"
+    j = job("--nproc-per-node", 3, "--chaos", plan, "train.py", 40, "replicas", env={"TEST_PAUSE": "0.1"}).ok()
+    (failed,) = j.events(Failed)
+    assert (failed.kind, failed.rank, failed.slot) == ("replicas", 1, 1)
+    assert [a.slots for a in j.events(AttemptStarted)] == [(0, 1, 2), (1, 2, 0)]
+    (restored,) = j.events(Restored)
+    assert restored.step <= 10 < failed.step
+    assert f"equal at step {failed.step} now" in "\n".join(n.text for n in j.events(Notice))
+    final = {(where / f"final.l0.r{r}").read_text() for where in (quiet.where, j.where) for r in range(3)}
+    assert len(final) == 1
+
+
+def told(*digests, step=5, restored=-1):
+    """The pages of ranks that have each told a digest, or none."""
+    pages = {}
+    for rank, digest in enumerate(digests):
+        page, fd = Page.create()
+        os.close(fd)
+        page.restored(restored, "") if restored >= 0 else None
+        page.beat(step=step)
+        if digest is not None:
+            page.replica(step, digest)
+        pages[rank] = page.read()
+    return pages
+
+
+def test_who_is_odd_among_replicas():
+    """The one of three that differs is suspected; of two nobody is, and one that has not told yet is waited for."""
+    watch = NumbersWatch()
+    assert watch.look(told(7, 7, 7)) is None
+    assert watch.look(told(8, None, 7, step=10)) is None
+    odd = watch.look(told(7, 7, 8, step=10))
+    assert (odd.kind, odd.rank, odd.step, odd.alone, odd.trusted_step) == (Kind.REPLICAS, 2, 10, True, 5)
+    two = NumbersWatch().look(told(7, 8, step=10, restored=3))
+    assert (two.alone, two.trusted_step) == (False, 3)
+    assert NumbersWatch().look(told(7)) is None
+
+
+def test_a_step_and_its_digest_are_read_as_they_were_written():
+    """Both fit into one word, whatever their size; the step is the newest that it can be."""
+    for step, digest in ((0, 0), (5, -1), (1 << 23, 1 << 60), ((1 << 23) + 7, 12345)):
+        assert told(digest, step=step)[0].replica == (step, digest & (1 << 40) - 1)
+
+
+def test_one_bit_of_any_parameter_is_another_digest():
+    """In any tensor, of any type, in its last bytes, too; and a model without parameters of its own cannot be checked."""
+    layers = [torch.nn.Linear(3, 3), torch.nn.Linear(5, 1, dtype=torch.bfloat16), torch.nn.Linear(2, 2, dtype=torch.float64)]
+    replicas, digests = Replicas([torch.nn.Sequential(*layers)]), []
+    page, fd = Page.create()
+    os.close(fd)
+    page.beat(step=3)
+    for raw in [p.detach().view(-1).view(torch.uint8) for layer in layers for p in layer.parameters()]:
+        for at, bit in ((0, 1), (-1, 1), (-1, 128)):
+            raw[at] ^= bit
+            replicas.take(3)
+            replicas.tell(page)
+            digests.append(page.read().replica)
+    assert [step for step, _ in digests] == [3] * 18
+    assert len(set(digests)) == 18
+    with pytest.raises(ValueError, match="check_replicas"):
+        Replicas([torch.nn.Identity()])
 
 
 def bad(step, slot=1):

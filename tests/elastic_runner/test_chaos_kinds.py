@@ -6,7 +6,7 @@ import pytest
 
 from goodrun.checkpoint.catalogue import found_in
 from goodrun.checkpoint.manifest import first_fault
-from goodrun.elastic_runner.events import AttemptStarted, ChaosFired, Decided, Failed, Notice, Restored, RunEnded
+from goodrun.elastic_runner.events import AttemptStarted, ChaosFired, Decided, Failed, Notice, Restored, RunEnded, StackDumped
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,11 @@ def test_a_killed_worker_of_a_loader_costs_a_restart(job, tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_loader_that_stands_still_is_found(job, tmp_path):
-    """A worker of a loader that is stopped is no storage that has a bad minute: the rank that waits for it is restarted."""
+    """C41: a loader's worker that is stopped is no storage with a bad minute: the rank that waits for it is restarted, its stack kept."""
     env = {"TMPDIR": str(tmp_path)}
     j = job("--nproc-per-node", 2, "--chaos", "loader-stall:rank=1@step=12", "train.py", 20, "workers", env=env).ok(110)
     (failed,) = j.events(Failed)
     assert (failed.kind, failed.rank) == ("hang", 1)
+    [stack] = [s.stack for s in j.events(StackDumped) if s.rank == 1]
+    assert any("dataloader.py" in line for line in stack)
     assert len(j.events(AttemptStarted)) == 2

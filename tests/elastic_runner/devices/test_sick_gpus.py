@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 import psutil
 import pytest
 
+from goodrun.elastic_runner.devices.health_policy import SHIPPED
 from goodrun.elastic_runner.devices.ledger import Entry, Ledger
 from goodrun.elastic_runner.ending import NODE_UNFIT
 from goodrun.elastic_runner.events import (
@@ -148,12 +150,35 @@ def test_a_wedged_gpu_is_sick_and_an_old_one_is_not(sick_job, gpus8, tmp_path):
     assert any("Unknown Error" in v.evidence for v in verdicts)
 
 
+def test_a_gpu_that_is_lost_is_noticed_within_fifteen_seconds(sick_job, gpus8, tmp_path):
+    """C38: one of four falls off the bus without any XID, so that the driver's numbers shift; its rank says nothing. Shipped policy."""
+    env = {**gpus8.env({}), "GOODRUN_HOME": str(tmp_path / "home"), "CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    j = sick_job("", env=env, policy=SHIPPED)
+    j.until(lambda: len(j.marks("g0.l*")) == 4)
+    lost_t = time.monotonic()
+    gpus8.set(4, "gone", 1)
+    j.ok()
+    (failed,) = j.events(Failed)
+    assert (failed.kind, failed.slot) == ("slot-lost", 0)
+    assert failed.t - lost_t < 15
+    assert slots(j) == [(0, 1, 2, 3), (1, 2, 3)]
+
+
 def test_a_driver_that_hangs_for_one_gpu_costs_that_gpu_alone(sick_job, quick_policy):
     """Questions about GPU 0 never return: twice past the deadline it is shed, said each time, and the others go on."""
     quick_policy.write_text(quick_policy.read_text().replace("deadline: 10s", "deadline: 1s"))
     j = sick_job("probe-hang:slot=0@500ms").ok()
     assert slots(j) == [(0, 1, 2, 3), (1, 2, 3)]
     assert "does not answer" in notices(j)
+
+
+def test_chaos_kills_the_prober_and_hits_a_gpu_after_that(job):
+    """prober-kill by the plan: the ranks train on, the record says so, and the GPU that fails next is found by the next prober."""
+    chaos = "prober-kill@step=5; gpu-lost:slot=2,for=2s@step=8"
+    j = job("--nproc-per-node", 3, "--simulate-gpus", 3, "--chaos", chaos, "train.py", 60, env={"TEST_PAUSE": "0.1"}).ok()
+    assert [f.entry for f in j.events(ChaosFired)] == chaos.split("; ")
+    assert "the prober was killed by signal 9" in notices(j)
+    assert [(f.kind, f.slot) for f in j.events(Failed)] == [("slot-lost", 2)]
 
 
 def test_a_killed_prober_is_said_and_the_run_goes_on(sick_job):
