@@ -104,6 +104,11 @@ class Membership(RendezvousHandler):
         """The job's id."""
         return self._run_id
 
+    @property
+    def use_agent_store(self) -> bool:
+        """The store that we serve is the ranks': rank 0 must not try to serve one at its address."""
+        return True
+
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for the next round that we are in. Its first node serves a store that no earlier round has written to."""
         while True:

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from elastic_runner.nodes.told import one_at_a_time
@@ -182,3 +184,21 @@ def test_a_script_that_cannot_work_ends_the_job_on_all_nodes(job):
     assert a.wait(30) == 1, a.err
     assert "could not start" in b.err
     assert "vm: rank" in a.err.replace(socket.gethostname(), "vm") or "a_module_that_nobody_has" in a.err
+
+
+def test_plain_torchrun_meets_through_goodruns_backend(job, tmp_path):
+    """Stock torchrun finds the backend by its entry point: two agents form, and restart together when a rank is killed."""
+    told = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    name, function = re.search(r'"torchrun.handlers"\]\n(\w+) = "([^"]+)"', told).groups()
+    installed = tmp_path / "site" / "goodrun-0.dist-info"  # what an installation leaves behind; here there may be none
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: goodrun\nVersion: 0\n")
+    (installed / "entry_points.txt").write_text(f"[torchrun.handlers]\n{name} = {function}\n")
+    path = os.pathsep.join([str(installed.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    words = ["--nnodes", 2, "--rdzv-backend", name, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "plain"]
+    words += ["--log-dir", tmp_path / "logs", "--max-restarts", 3, "--local-addr", "127.0.0.1", "--nproc-per-node", 1, "dies_once.py"]
+    env = {"PYTHONPATH": path, "TEST_DIR": str(tmp_path)}
+    a, b = (job(*words, launcher="torchrun", name=where, env=env) for where in "ab")
+    a.ok()
+    b.ok()
+    assert sorted(path.name for path in tmp_path.glob("met.*")) == ["met.0", "met.1"]

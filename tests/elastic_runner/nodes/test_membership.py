@@ -182,7 +182,7 @@ def test_a_machine_that_is_lost_again_and_again(saves):
 
 
 def test_the_next_leader_knows_of_a_machine_that_is_lost_again_and_again():
-    """What one leader has counted, its followers tell the next: the third loss is the third, though the leader went after the second."""
+    """What one leader has counted, its followers tell the next: the third loss counts as that, though the leader was lost before it."""
     net = begun(4, 3)
     leader = net.agents[0]
     for n in range(3):
