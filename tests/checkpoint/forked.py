@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch._dynamo  # an optimizer's first step imports it
 import torch.distributed.fsdp
+import torch.distributed.tensor.parallel
 import torch.utils.data
 
 from goodrun.checkpoint import checkpointer  # noqa: F401

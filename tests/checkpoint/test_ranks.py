@@ -13,15 +13,19 @@ from goodrun.checkpoint.catalogue import found_in
 
 
 def test_resumed_run_is_bit_equal(job_in: Callable[[Path], Any], tmp_path: Path) -> None:
-    """At the same world size a run that was interrupted ends with the bits of one that was not: weights, moments, rate, random states."""
+    """At the same world size a run that was killed ends with the bits of one that was not: weights, moments, random states.
+
+    And so goes the learning rate: AdamW on a cosine schedule, dropout, SIGKILL of all ranks at the very end of an epoch.
+    """
     quiet, broken = job_in(tmp_path / "quiet"), job_in(tmp_path / "broken")
     quiet.good(2, "train", "end", "5", "0.5")
-    broken.good(2, "train", "half", "3", "0.5")  # 3 steps are exactly one epoch
+    assert [code for code, _ in broken.run(2, "train", "half", "3", "0.5", "killed")] == [-9, -9]  # 3 steps are exactly one epoch
     err = broken.good(2, "train", "end", "5", "0.5")
     assert err.count("goodrun: restored step 3 from ") == 1
     for rank in (0, 1):
         assert broken.told("half", rank)["start"] == 0
         assert broken.told("end", rank)["state"] == quiet.told("end", rank)["state"]
+        assert broken.told("half", rank)["rates"] + broken.told("end", rank)["rates"] == quiet.told("end", rank)["rates"]
         assert broken.told("half", rank)["used"] + broken.told("end", rank)["used"] == quiet.told("end", rank)["used"]
 
 
@@ -53,6 +57,28 @@ def test_sharded_to_whole(job: Any) -> None:
     job.good(2, "sharded", "save")
     job.good(1, "sharded", "load")
     assert job.told("load") == job.told("save")
+
+
+LONG = pytest.mark.exhaustive
+
+
+@pytest.mark.parametrize(
+    ("how", "after", "world"),
+    [
+        ("hsdp", "tp", 4),
+        ("tp", "bare", 1),
+        pytest.param("tp", "fsdp", 2, marks=LONG),
+        pytest.param("tp", "hsdp", 4, marks=LONG),
+        pytest.param("hsdp", "bare", 1, marks=LONG),
+        pytest.param("hsdp", "fsdp", 3, marks=LONG),
+        pytest.param("hsdp", "hsdp", 2, marks=LONG),
+    ],
+)
+def test_meshes(job: Any, how: str, after: str, world: int) -> None:
+    """Replicated shards (HSDP) and shards of tensor-parallel parts, saved on four ranks, come back on any mesh and number of ranks."""
+    job.good(4, "meshed", "save", how)
+    job.good(world, "meshed", "load", after)
+    assert {job.told("load", rank) for rank in range(world)} == {job.told("save")}
 
 
 @pytest.mark.parametrize("world", [1, 2])

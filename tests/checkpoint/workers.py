@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -39,25 +40,36 @@ def tell(root: Path, name: str, what: object) -> None:
     (root / f"{name}.r{RANK}").write_text(json.dumps(what))
 
 
-def train(root: Path, name: str, until: str, dropout: str) -> None:
-    """Train from whatever is in ROOT/ckpt to step UNTIL, saving after every step; leave ids, weights and the next random numbers."""
+def digested(root: Path, name: str, checkpointed: tuple[nn.Module, torch.optim.Optimizer]) -> None:
+    """Leave the bits of weights and moments."""
+    model, optimizer = checkpointed
+    tell(root, name, digest(*model.parameters(), *(v for p in model.parameters() for _, v in sorted(optimizer.state[p].items()))))
+
+
+def train(root: Path, name: str, until: str, dropout: str, end: str = "") -> None:
+    """Train from whatever is in ROOT/ckpt to step UNTIL, saving after every step; leave ids, weights and the next random numbers.
+
+    END is `killed` where the ranks are to die of SIGKILL right after that step's snapshot.
+    """
     torch.manual_seed(0)
     data = TensorDataset(torch.arange(20), torch.randn(20, 6))
     module = nn.Sequential(nn.Linear(6, 8), nn.Dropout(float(dropout)), nn.Linear(8, 1))
     torch.manual_seed(100 + RANK)
     random.seed(100 + RANK)
     model = DistributedDataParallel(module) if dist.is_initialized() else module
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 7)
     sampler = ElasticSampler(data, global_batch=8)
     loader = DataLoader(data, batch_sampler=sampler, generator=torch.Generator())
     used: list[int] = []
+    rates: list[float] = []
     with Checkpointer(root / "ckpt", every=1, model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler) as checkpointer:
         step = start = checkpointer.restore()
         while step < int(until):
             for ids, x in loader:
                 if sampler.weight:
                     used += ids.tolist()
+                rates += scheduler.get_last_lr()
                 optimizer.zero_grad()
                 (model(x).pow(2).mean() * sampler.weight).backward()
                 optimizer.step()
@@ -66,10 +78,13 @@ def train(root: Path, name: str, until: str, dropout: str) -> None:
                 checkpointer.step(step)
                 if step == int(until):
                     break
+        if end:
+            tell(root, name, {"start": start, "used": used, "rates": rates})
+            os.kill(os.getpid(), signal.SIGKILL)
     moments = [v for p in module.parameters() for _, v in sorted(optimizer.state[p].items())]
     weights = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
     state = digest(weights, *moments, torch.rand(3), torch.tensor([random.random(), scheduler.get_last_lr()[0]]))
-    tell(root, name, {"start": start, "used": used, "state": state, "weights": weights.tolist()})
+    tell(root, name, {"start": start, "used": used, "rates": rates, "state": state, "weights": weights.tolist()})
 
 
 def own(root: Path, phase: str) -> None:
@@ -107,7 +122,37 @@ def sharded(root: Path, phase: str) -> None:
         checkpointer.close()
     else:
         assert checkpointer.restore() == 2
-    tell(root, phase, digest(*model.parameters(), *(v for p in model.parameters() for _, v in sorted(optimizer.state[p].items()))))
+    digested(root, phase, (model, optimizer))
+
+
+def laid(model: nn.Module, how: str) -> None:
+    """Spread a model over the ranks: replicated shards (HSDP), shards of tensor-parallel parts, plain shards (FSDP2), or not at all."""
+    if how == "hsdp":
+        fully_shard(model, mesh=init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("replicate", "shard")))
+    elif how == "tp":
+        mesh = init_device_mesh("cpu", (WORLD // 2, 2), mesh_dim_names=("dp", "tp"))
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        fully_shard(model, mesh=mesh["dp"])
+    elif how == "fsdp":
+        fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)))
+
+
+def meshed(root: Path, phase: str, how: str) -> None:
+    """Save or load a model and its moments that lie on the ranks in this way."""
+    torch.manual_seed(1 if phase == "save" else 2)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 12), nn.Linear(12, 3))
+    laid(model, how)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    checkpointer = Checkpointer(root / "ckpt", model=model, optimizer=optimizer)
+    if phase == "save":
+        for _ in range(2):
+            model(torch.ones(2, 6)).sum().backward()
+            optimizer.step()
+        checkpointer.save(2)
+        checkpointer.close()
+    else:
+        assert checkpointer.restore() == 2
+    digested(root, phase, (model, optimizer))
 
 
 def full(root: Path, look: str) -> None:
@@ -189,12 +234,6 @@ def hasty(root: Path) -> None:
     DictCheckpoints(root / "ckpt").save({"w": torch.rand(4 << 20)}, 7)
 
 
-def digested(root: Path, name: str, checkpointed: tuple[nn.Module, torch.optim.Optimizer]) -> None:
-    """Leave the bits of weights and moments."""
-    model, optimizer = checkpointed
-    tell(root, name, digest(*model.parameters(), *(v for p in model.parameters() for _, v in sorted(optimizer.state[p].items()))))
-
-
 def matrix(root: Path, place: str, then: str) -> None:
     """DDP: restore, save one step that becomes durable, then the next with the fault armed; THEN is what this job does about that one."""
     tell(root, "pid", os.getpid())
@@ -238,7 +277,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if WORLD > 1:
         dist.init_process_group("gloo", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
-    parts = (train, own, sharded, full, killed, hasty, dies, nodes, refused, matrix, twice)
+    parts = (train, own, sharded, full, killed, hasty, dies, nodes, refused, matrix, twice, meshed)
     scenario = {part.__name__: part for part in parts}[sys.argv[1]]
     scenario(Path(sys.argv[2]), *sys.argv[3:])  # type: ignore[operator]
     if WORLD > 1 and sys.argv[1] != "full":

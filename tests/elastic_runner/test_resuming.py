@@ -1,8 +1,11 @@
 """Steps, labels and learning rates over restarts: nothing is done twice without being counted, and nothing is left out."""
 
 import json
+import math
 
-from goodrun.elastic_runner.events import Failed, Notice, Restored
+import pytest
+
+from goodrun.elastic_runner.events import AttemptStarted, Failed, Notice, Restored
 
 
 def test_every_step_counts_once(job):
@@ -18,6 +21,18 @@ def test_every_step_counts_once(job):
     weights = {step: {round(float(w)) for s, _, w in lines if s == step} for step, _, _ in lines}
     assert all(seen == {int(step)} for step, seen in weights.items())
     assert [e.step for e in j.events(Restored)] == [2, 6, 10]
+
+
+def test_the_learning_rate_goes_on_at_a_smaller_world_size(job):
+    """Cosine with warm-up: a rank is lost in the warm-up, another killed after it, and each step has the rate of an unbroken run."""
+    chaos = "slot-lost:rank=2@step=3; kill:rank=1@step=9"
+    j = job("--nproc-per-node", 3, "--chaos", chaos, "counting.py", 14, 2).ok()
+    assert [a.world_size for a in j.events(AttemptStarted)] == [3, 2, 2]
+    lines = [line.split() for line in (j.where / "steps.r0").read_text().splitlines()]
+    assert {int(step) for step, _, _ in lines} == set(range(1, 15))
+    for step, rate, weight in ((int(s), float(r), float(w)) for s, r, w in lines):
+        assert rate == pytest.approx(min(1, step / 5) * (1 + math.cos(math.pi * (step - 1) / 40)) / 2, abs=1e-11)
+        assert weight == pytest.approx(step, abs=1e-4)
 
 
 def test_attempts_that_keep_nothing_are_named(job):
