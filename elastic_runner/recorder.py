@@ -11,14 +11,12 @@ from ..progress import Mark, Phase, Progress
 from .attempt import Attempt, Broken
 from .events import (
     ChaosFired,
-    DataStarved,
     Failed,
     FirstStep,
     Notice,
     RankExited,
     RankHung,
     RankProgress,
-    RankSlow,
     Receipt,
     Restored,
     RoundFormed,
@@ -26,9 +24,8 @@ from .events import (
 )
 from .journal import Journal
 from .nodes.member import Formed
+from .pacing import Pacing
 from .saves import Saves
-from .slowness import SlowWatch
-from .starving import StarvingWatch
 
 _PROGRESS_EVERY_S = 5.0
 
@@ -49,8 +46,6 @@ class Recorder:
         """Does what an entry of the chaos plan wants done by the launcher; a rank has found it due, or the clock."""
         self.can: Callable[[Fault], bool] = lambda fault: True
         """Whether there is anything that an entry could hurt."""
-        self.pace: Callable[[int, float], str] = lambda slot, for_s: ""
-        """Told that the rank on a slot was slow for so long; says what its device says of itself."""
         self._journal = journal
         self._chaos = chaos
         self._say = say
@@ -60,8 +55,8 @@ class Recorder:
         self._restored = self._stepped = False
         self._progress_t = 0.0
         self._redone: int | None = None
-        self._starving = StarvingWatch(len(os.sched_getaffinity(0)))
-        self._slow, self._said_slow = SlowWatch(), set[int]()
+        self.pacing = Pacing(journal, say)
+        """What holds the ranks up."""
         self.saves = Saves(journal, self.notice, self.note)
         """What becomes of the snapshots."""
         self._in_vain = self._saves_made = 0
@@ -75,8 +70,7 @@ class Recorder:
     def attempt_begins(self) -> None:
         """A new attempt's ranks exist: what is known of the last one stays only where it is needed to compare."""
         self._restored = self._stepped = False
-        self._slow, self._said_slow = SlowWatch(), set()
-        self._starving = StarvingWatch(len(os.sched_getaffinity(0)))
+        self.pacing.begins()
         self._last_sizes, self._sizes = self._sizes or self._last_sizes, None
 
     def look(self, attempt: Attempt) -> None:
@@ -100,8 +94,7 @@ class Recorder:
         self.best_step = max(self.best_step, *(p.step for p in every)) if self._stepped or not self._fault_t else self.best_step
         if self._journal.clock() - self._progress_t >= _PROGRESS_EVERY_S:
             self.progress(pages)
-            self._starved(pages)
-            self._slowest(pages, {r.rank: r.slot for r in attempt.ranks})
+            self.pacing.look(pages, {r.rank: r.slot for r in attempt.ranks})
 
     def progress(self, pages: Mapping[int, Progress]) -> None:
         """Write where the ranks are."""
@@ -127,42 +120,6 @@ class Recorder:
                 loss=statistics.fmean(losses) if (losses := [p.loss for p in every if p.loss is not None]) else None,
             )
         )
-
-    def _starved(self, pages: Mapping[int, Progress]) -> None:
-        seen = self._starving.look(self._journal.clock(), pages)
-        if seen is not None:
-            self._say(seen.text)
-            self._journal.write(
-                DataStarved(
-                    rank=seen.rank,
-                    steps=seen.steps,
-                    over_s=round(seen.seconds, 3),
-                    waited_s=round(seen.waited_s, 3),
-                    workers=seen.workers,
-                    enough=seen.enough,
-                    text=seen.text,
-                )
-            )
-
-    def _slowest(self, pages: Mapping[int, Progress], slots: Mapping[int, int]) -> None:
-        seen = self._slow.look(self._journal.clock(), pages)
-        if seen is None:
-            return
-        device = self.pace(slots[seen.rank], seen.seconds)
-        self._journal.write(
-            RankSlow(
-                rank=seen.rank,
-                slot=slots[seen.rank],
-                steps=seen.steps,
-                over_s=round(seen.seconds, 3),
-                own_s=round(seen.own_s, 6),
-                peers_s=round(seen.peers_s, 6),
-                device=device,
-            )
-        )
-        if seen.rank not in self._said_slow:
-            self._said_slow.add(seen.rank)
-            self._say(seen.text + (f" ({device})" if device else ""))
 
     def failure(self, attempt: Attempt, broken: Broken) -> None:
         """Write down everything known of a failure, before anything is stopped."""

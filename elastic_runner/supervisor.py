@@ -106,7 +106,7 @@ class Supervisor:
         )
         self.trust = Trust(writer=lambda: (int(self.worker_env[STARTED_VARIABLE]), self.generation), notice=self.recorder.notice)
         if self.ward is not None:
-            self.recorder.pace = self.ward.slow
+            self.recorder.pacing.device_of = self.ward.slow
             self.ward.tainted = self.trust.tainted
         if self.nursery is not None:
             self.nursery.say = self.recorder.notice
