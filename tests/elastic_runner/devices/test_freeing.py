@@ -6,8 +6,10 @@ import os
 import signal
 
 import pytest
+import torch
 
-from goodrun.elastic_runner.devices.asking import InUse
+from goodrun.elastic_runner.devices.answers import Report
+from goodrun.elastic_runner.devices.asking import InUse, ProberProcess
 from goodrun.elastic_runner.devices.freeing import Freeing
 from goodrun.elastic_runner.devices.health_policy import load
 from goodrun.elastic_runner.devices.identity import Bound
@@ -50,7 +52,7 @@ def test_who_holds_memory_for_good_is_named_and_not_waited_for_again(gpus, freei
     gpus.set(2, "memory_pid", os.getpid())
     made.wait(bound(gpus, 2), within_s=0.2)
     [words] = said
-    assert words.startswith("GPU 2 (") and f"39.5 GiB of its memory are still held by pid {os.getpid()} (" in words and "pytest" in words
+    assert words.startswith("GPU 2 (") and f"39.5 GiB of its memory are still held by pid {os.getpid()} (" in words and "python" in words
     made.wait(bound(gpus, 2), within_s=60)
     assert len(said) == 1
 
@@ -96,3 +98,23 @@ def test_chaos_can_hold_memory(job):
     j = job("--nproc-per-node", 2, "--simulate-gpus", 2, "--chaos", chaos, "train.py", 12, env={"TEST_PAUSE": "0.2"}).ok()
     assert [f.entry for f in j.events(ChaosFired)] == chaos.split("; ")
     assert len(j.events(AttemptStarted)) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not os.path.exists("/dev/nvidiactl"), reason="there is no NVIDIA GPU here")
+def test_a_real_gpu_tells_what_is_in_use(hear):
+    """A gibibyte that this process takes is seen."""
+    p = ProberProcess(1.0, 30.0, os.environ)
+    p.start()
+    try:
+        uuid = hear(p, lambda h: isinstance(h, Report))[-1].device
+
+        def used() -> int:
+            assert p.ask_memory([uuid])
+            return hear(p, lambda h: isinstance(h, InUse))[-1].held[uuid].used
+
+        before = used()
+        torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
+        assert used() - before >= 1 << 30
+    finally:
+        p.close()

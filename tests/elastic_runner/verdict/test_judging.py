@@ -174,6 +174,9 @@ def failure(kind, rank=1):
         ([fired("xid:slot=1,code=31@step=3"), Notice(t=9.0)], "no verdict on the GPU"),
         ([fired("xid:slot=1,code=31@step=3"), DeviceVerdict(slot=1, verdict="RESTART")], None),
         ([fired("gpu-lost:slot=1,for=1s@step=3")], None),
+        ([fired("memory-held:slot=1@step=3")], None),
+        ([fired("param-flip:rank=1@step=3"), *failure("replicas", rank=0)], None),
+        ([fired("param-flip:rank=1@step=3")], "no failure is on record"),
         ([fired("gpu-lost:slot=1@step=3"), DeviceVerdict(slot=1, verdict="SHED")], "no failure is on record"),
     ],
 )
