@@ -271,6 +271,33 @@ def test_only_what_is_needed_is_read(store: Store, keepers: Any) -> None:
     assert len([path for path in store.server.asked("GET") if "distcp" in path]) == 1
 
 
+@one_of_far
+def test_cache(store: Store, keepers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a cache the tensors come from storage once; what was changed in it, or is of another checkpoint, is read from storage again."""
+    server: Any = store.server
+    keepers.start()
+    checkpoints = DictCheckpoints(store.url)
+    checkpoints.save(state_of(1), 1).result(60)
+    relaunch(keepers)
+    monkeypatch.setenv("GOODRUN_RESTORE_CACHE", str(tmp_path / "cache"))
+
+    def asked(step: int) -> int:
+        server.log.clear()
+        found, state = load(store)
+        assert found == step and same(state, step)
+        return len([path for path in server.asked("GET") if "distcp" in path])
+
+    assert (asked(1), asked(1)) == (1, 0)
+    [piece] = [p for p in (tmp_path / "cache").rglob("*") if p.is_file()]
+    for content in (piece.read_bytes()[:-1], piece.read_bytes()[:-1] + b"x", b""):
+        piece.write_bytes(content)
+        assert (asked(1), asked(1)) == (1, 0)
+    checkpoints.save(state_of(2), 2).result(60)
+    relaunch(keepers)
+    assert (asked(2), asked(2)) == (1, 0)
+    assert not piece.exists()
+
+
 @pytest.mark.parametrize("store", ["volume"], indirect=True)
 def test_newest_of_thousands(store: Store, keepers: Any) -> None:
     """Among 10,000 steps the newest is found with one listing, page by page, and one manifest."""
