@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .distrust import distrusted
-from .errors import CheckpointDamaged, NotACheckpointDirectory
+from .errors import CheckpointDamaged, NotACheckpointDirectory, StorageTrouble, StorageUnreachable
 from .fence import Token
 from .manifest import MANIFEST_FILE, Manifest, read_manifest
 from .places import Where, storage_at
@@ -71,11 +71,16 @@ class Found:
 
 
 def check_directory(directory: Where) -> None:
-    """Raise NotACheckpointDirectory unless the path is ours to use: absent, or holding nothing but checkpoints. Writes nothing."""
+    """Raise NotACheckpointDirectory unless the path is ours to use: absent, or holding nothing but checkpoints. Writes nothing.
+
+    StorageUnreachable where that cannot be told.
+    """
     if isinstance(directory, Path) and not _usable(directory):
         return
     try:
         entries = storage_at(directory).entries(directory)
+    except StorageTrouble as e:
+        raise StorageUnreachable(f"{directory} cannot be looked at: {e.strerror}") from None
     except OSError as e:
         raise NotACheckpointDirectory(f"{directory} cannot be looked at: {e.strerror}") from None
     for name, size in sorted(entries.items()):

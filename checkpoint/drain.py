@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import struct
 import time
@@ -20,6 +19,7 @@ from .errors import CheckpointError
 from .fence import Fence
 from .manifest import INDEX_FILE, MANIFEST_FILE, Manifest, shard_file, values_file
 from .memory import PAGE
+from .notes import HEAD_FILE, Written, note_file, notes_among
 from .places import Where
 from .retention import Keep
 from .storage import Bytes, Storage
@@ -27,7 +27,6 @@ from .storage import Bytes, Storage
 _WINDOW = 8 << 20
 """Bytes that are checked and then written while they are still in the processor's cache."""
 _CRC = struct.Struct("<I")
-_NODE = ".node-"
 
 Item = tuple[int, int, tuple[int, ...]]
 """Where the bytes of one tensor begin in a shard, how many they are, and where their crc32 has to be filled in."""
@@ -138,19 +137,38 @@ class Drain:
         """Write and commit. Raises OSError or CheckpointError; Abandoned where other nodes are waited for in vain."""
         if work.first:
             work.fence.check()
-        self._storage.make_directory(work.path)
-        files: dict[str, tuple[int, int]] = {}
-        items: dict[str, tuple[int, ...]] = {}
-        for part, (mine, sums) in zip(work.parts.values(), self._write_parts(work), strict=True):
-            files.update(mine)
-            items[shard_file(part.rank)] = sums
+        written = self._write_own(work)
         if len(work.parts) < work.world_size:
-            self._storage.replace(work.path / _node_file(min(work.parts)), json.dumps([sorted(work.parts), files, items]).encode())
             if not work.first:
                 return self._await_commit(work, given_up)
-            self._await_others(work, files, items, given_up)
-        self._commit(work, files, items)
+            self._await_others(work, written, given_up)
+        self._write_heads(work, written)
+        self._storage.sync_directory(work.path)
+        # Between this look and the rename lies less than a millisecond: that is what the fence leaves open.
+        work.fence.check()
+        self._storage.replace(work.path / MANIFEST_FILE, _manifest(work, written).to_bytes())
         return work.path
+
+    def keep(self, work: Work) -> Where:
+        """Write what this node has, to be brought to its place later: a checkpoint where all ranks are here, else a part of one."""
+        if len(work.parts) == work.world_size:
+            return self.write(work, lambda still_s: None)
+        written = self._write_own(work)
+        if work.first:
+            self._write_heads(work, written)
+            self._storage.replace(work.path / HEAD_FILE, _manifest(work, written).to_bytes())
+        return work.path
+
+    def _write_own(self, work: Work) -> Written:
+        """The files of this node's ranks, and a note of them where there are other nodes."""
+        self._storage.make_directory(work.path)
+        written = Written(set(work.parts))
+        for part, (files, sums) in zip(work.parts.values(), self._write_parts(work), strict=True):
+            written.files.update(files)
+            written.items[shard_file(part.rank)] = sums
+        if len(work.parts) < work.world_size:
+            self._storage.replace(work.path / note_file(work.parts), written.to_bytes())
+        return written
 
     def _write_parts(self, work: Work) -> Iterable[tuple[dict[str, tuple[int, int]], tuple[int, ...]]]:
         """Those of all ranks: one after the other, or at once where that is quicker."""
@@ -207,25 +225,17 @@ class Drain:
         part.done += len(window)
         return window
 
-    def _await_others(
-        self, work: Work, files: dict[str, tuple[int, int]], items: dict[str, tuple[int, ...]], given_up: GivenUp
-    ) -> None:
+    def _await_others(self, work: Work, written: Written, given_up: GivenUp) -> None:
         """Take in what the other nodes have written; they tell through the directory, which all nodes share."""
-        waiting = set(range(work.world_size)) - set(work.parts)
         still = _Stillness()
-        while waiting:
+        while len(written.ranks) < work.world_size:
             entries = self._storage.entries(work.path)
-            for name in entries:
-                if not name.startswith(_NODE):
-                    continue
-                ranks, theirs, crcs = json.loads(self._storage.read(work.path / name))
-                files.update({name: (size, crc) for name, (size, crc) in theirs.items()})
-                items.update({name: tuple(sums) for name, sums in crcs.items()})
-                waiting -= set(ranks)
-            if waiting:
+            for name in notes_among(entries):
+                written.add(self._storage.read(work.path / name))
+            if len(written.ranks) < work.world_size:
                 self._stand_by(given_up, still.seconds(entries))
         seen = self._storage.entries(work.path)
-        for name, (size, _) in files.items():
+        for name, (size, _) in written.files.items():
             if (here := seen.get(name)) != size:
                 raise CheckpointError(f"this node sees {here} bytes of the {size} in {name}; all nodes have to share the directory")
 
@@ -242,26 +252,12 @@ class Drain:
             raise Abandoned(why)
         time.sleep(self._storage.look_every_s)  # a shared file system tells nobody of a new file
 
-    def _commit(self, work: Work, files: dict[str, tuple[int, int]], items: dict[str, tuple[int, ...]]) -> None:
+    def _write_heads(self, work: Work, written: Written) -> None:
+        """What rank 0 has for all."""
         self._fits(work, 0, max(len(work.index), len(work.metadata)))
         for name, content in ((INDEX_FILE, work.index), (".metadata", work.metadata)):
             self._storage.write(work.path / name, [content])
-            files[name] = (len(content), zlib.crc32(content))
-        manifest = Manifest(
-            step=work.step,
-            world_size=work.world_size,
-            started=work.fence.token.started,
-            generation=work.fence.token.generation,
-            torch=work.torch,
-            entries=work.entries,
-            files=files,
-            items=items,
-            committed=float(int(time.time())),
-        )
-        self._storage.sync_directory(work.path)
-        # Between this look and the rename lies less than a millisecond: that is what the fence leaves open.
-        work.fence.check()
-        self._storage.replace(work.path / MANIFEST_FILE, manifest.to_bytes())
+            written.files[name] = (len(content), zlib.crc32(content))
 
     def abandon(self, work: Work) -> None:
         """Take away what was written of a snapshot that will not be committed; raises OSError where storage does not let it."""
@@ -276,5 +272,15 @@ class Drain:
             catalogue.prune(work.directory, work.keep, work.path, self._storage, known=self._known, others_write=others)
 
 
-def _node_file(first_rank: int) -> str:
-    return f"{_NODE}{first_rank}.json"
+def _manifest(work: Work, written: Written) -> Manifest:
+    return Manifest(
+        step=work.step,
+        world_size=work.world_size,
+        started=work.fence.token.started,
+        generation=work.fence.token.generation,
+        torch=work.torch,
+        entries=work.entries,
+        files=written.files,
+        items=written.items,
+        committed=float(int(time.time())),
+    )

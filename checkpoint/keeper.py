@@ -25,7 +25,6 @@ from .hosting import Guest, Host, say
 from .kept import forget, kept_directory, upload_command
 from .memory import PAGE
 from .places import Where, located, storage_at
-from .retention import Keep
 from .shelf import Shelf, Snapshot, State
 from .storage import Disk
 from .url import Url
@@ -231,14 +230,17 @@ class Keeper:
             try:
                 self._attend(running)
                 drain = self._drain(running)
-                path = drain.write(running.work, lambda still_s, r=running: r.given_up or self._in_vain(r, still_s))  # type: ignore[misc]
+                if running.lost:
+                    path = drain.keep(running.work)
+                else:
+                    path = drain.write(running.work, lambda still_s, r=running: r.given_up or self._in_vain(r, still_s))  # type: ignore[misc]
             except Exception as e:  # whatever storage does: the ranks have to learn of it, and the keeper goes on
                 error = e
             if path is not None:
                 try:
-                    drain.prune(running.work)
-                    if isinstance(running.work.directory, Url):
-                        forget(running.work.directory, running.work.step)
+                    if not running.lost:
+                        drain.prune(running.work)
+                    forget(located(running.shelf.directory), running.work.step - bool(running.lost))
                 except (OSError, CheckpointError) as e:
                     say(f"old checkpoints in {running.work.directory} were not removed: {e}")
             self._post(partial(self._written, running, path, error))
@@ -278,10 +280,10 @@ class Keeper:
             snapshot.state, snapshot.not_before = State.WAITING, at
             self.host.tell(shelf, snapshot, {"op": "trouble", "number": snapshot.number, "why": f"{why}; trying again"})
             return
-        if not final and isinstance(work.directory, Url) and len(work.parts) == work.world_size:
+        if not final and isinstance(work.directory, Url):
             running.lost = why
             directory = kept_directory(work.directory)
-            kept = replace(work, directory=directory, fence=Fence(directory, shelf.token, disk=self.disk), keep=Keep(last=1))
+            kept = replace(work, directory=directory, fence=Fence(directory, shelf.token, disk=self.disk))
             self.running = replace(running, work=kept)
             self._work.put(self.running)
             return
@@ -298,7 +300,9 @@ class Keeper:
         running.snapshot.state = State.FAILED
         url, message = located(running.shelf.directory), {"op": "failed", "number": running.snapshot.number, "kept": path is not None}
         if path is not None and isinstance(url, Url):
-            why = f"{running.lost}; it is kept at {path}, and uploaded with: {upload_command(path, url)}"
+            some = running.work if len(running.work.parts) < running.work.world_size else None
+            where = "" if some is None else f" (ranks {', '.join(map(str, some.parts))}; each node has its part, and a command of its own)"
+            why = f"{running.lost}; it is kept at {path}{where}, and uploaded with: {upload_command(path, url)}"
         else:
             why = f"{running.lost}; and it could not be kept on this node's disk: {_words(error)}"
         self.host.tell(running.shelf, running.snapshot, message | {"why": why})

@@ -28,9 +28,11 @@ def upload_command(path: Where, url: Url) -> str:
     return f"goodrun checkpoints upload {shlex.quote(str(path))} {shlex.quote(str(url))}"
 
 
-def forget(url: Url, step: int) -> None:
-    """A newer one is durable: what was kept has had its time."""
-    directory = kept_directory(url)
+def forget(place: Where, step: int) -> None:
+    """A newer one is durable, or kept: what was kept has had its time."""
+    if not isinstance(place, Url):
+        return
+    directory = kept_directory(place)
     for found in found_in(directory):
         if found.step <= step:
             remove(found.path, Disk())

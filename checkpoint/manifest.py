@@ -39,15 +39,15 @@ class Manifest:
         return json.dumps({"crc32": zlib.crc32(body.encode()), "body": json.loads(body)}, sort_keys=True, indent=1).encode()
 
 
-def read_manifest(checkpoint: Where) -> Manifest:
+def read_manifest(checkpoint: Where, name: str = MANIFEST_FILE) -> Manifest:
     """The manifest of the checkpoint at this path; CheckpointDamaged says what is wrong with it."""
     try:
-        whole: Any = json.loads(storage_at(checkpoint).read(checkpoint / MANIFEST_FILE))
+        whole: Any = json.loads(storage_at(checkpoint).read(checkpoint / name))
         body = whole["body"]
         if zlib.crc32(json.dumps(body, sort_keys=True).encode()) != whole["crc32"]:
-            raise CheckpointDamaged(f"{MANIFEST_FILE} does not match its own checksum")
+            raise CheckpointDamaged(f"{name} does not match its own checksum")
         if body["version"] != FORMAT_VERSION:
-            raise CheckpointDamaged(f"{MANIFEST_FILE} has version {body['version']}, this goodrun reads {FORMAT_VERSION}")
+            raise CheckpointDamaged(f"{name} has version {body['version']}, this goodrun reads {FORMAT_VERSION}")
         files = {name: (int(size), int(crc)) for name, (size, crc) in body.pop("files").items()}
         items = {name: tuple(map(int, crcs)) for name, crcs in body.pop("items").items()}
         return Manifest(files=files, items=items, entries=tuple(body.pop("entries")), **body)
@@ -56,7 +56,7 @@ def read_manifest(checkpoint: Where) -> Manifest:
     except StorageTrouble as e:
         raise StorageUnreachable(f"{checkpoint} cannot be read: {e.strerror}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise CheckpointDamaged(f"{MANIFEST_FILE} cannot be read ({type(e).__name__}: {e})") from None
+        raise CheckpointDamaged(f"{name} cannot be read ({type(e).__name__}: {e})") from None
 
 
 def checksum(path: Where) -> tuple[int, int]:

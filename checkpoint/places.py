@@ -56,3 +56,11 @@ def storage_at(place: Where, disk: Disk | None = None) -> Storage[Any]:
     if sequential_only(place):
         return Mount(None if disk is None else disk.call)
     return disk or Disk()
+
+
+def hurried(place: Where, yes: bool) -> None:
+    """Whether this process asks a storage across the network that is down with little patience, for something better waits."""
+    if isinstance(place, Url):
+        from .remote.objects import persistence_at
+
+        persistence_at(place).hurried = yes

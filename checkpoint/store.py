@@ -13,10 +13,10 @@ import torch
 
 from .. import progress
 from . import catalogue
+from .claim import Claim
 from .codec import Place, Tree
 from .distrust import Distrust, distrusts, mark
-from .errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
-from .fence import Fence, Token, own_token
+from .errors import CheckpointDamaged, CheckpointError, CheckpointMismatch, StorageTrouble, StorageUnreachable
 from .leaving import shared_words
 from .manifest import INDEX_FILE, Manifest
 from .pending import PendingSave
@@ -43,20 +43,9 @@ class Store:
         if str(self.directory).startswith("memory://"):
             raise CheckpointError("memory:// lives in one process: what the keeper puts there no rank can read; ObjectStoreWriter takes it")
         self.ranks = Ranks()
-        self.ranks.from_first(lambda: catalogue.check_directory(self.directory))
-        token, self._given = own_token()
+        self._claim = Claim(self.directory, self.ranks)
         self._distrusts = distrusts()
-        self._fence = Fence(self.directory, token, given=self._given)
-        self._agreed: Token | None = None
-        self._saver = Saver(self.directory, keep, self.ranks, when_busy, self._token)
-
-    def _token(self) -> Token:
-        """This attempt's token, the same on all ranks; claims the directory the first time."""
-        if self._agreed is None:
-            self._agreed = Token(*self.ranks.from_first(self._fence.claim))
-            if (page := progress.page()) is not None:
-                page.run_started(self._agreed.started)
-        return self._agreed
+        self._saver = Saver(self.directory, keep, self.ranks, when_busy, self._claim.token)
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
@@ -112,16 +101,13 @@ class Store:
         self.ranks.check()
         self.wait()
         recent = self._meet_keeper()
-        self._token()
         source = source if source is not None else os.environ.get(RESTORE_VARIABLE)
+        self._claim.hurry(self._claim.again and recent is not None)
+        self._claim.token()
         found: list[catalogue.Found] = []  # rank 0 alone looks, and no further than it has to
-
-        def look() -> tuple[int, int]:
-            found.extend(self._candidates(source))
-            return len(found), _rank_of_memory(recent, found, source, self._started)
-
         damaged = 0
-        count, memory_at = self.ranks.from_first(look)
+        count, memory_at, unreachable = self.ranks.from_first(lambda: self._look(found, recent, source))
+        self._claim.hurry(False)
         for number in range(count + 1):
             if number == memory_at and recent is not None:
                 fault, loaded = read(recent, wanted, self.ranks)
@@ -140,6 +126,8 @@ class Store:
                 return loaded
             self._skip(candidate.path.name, fault)
             damaged += candidate.marked
+        if unreachable:
+            raise StorageUnreachable(unreachable)
         if source is not None:
             raise CheckpointMismatch(f"there is no whole checkpoint {source} in {self.directory} to restore from")
         if damaged:
@@ -147,6 +135,19 @@ class Store:
                 f"none of the {damaged} checkpoints in {self.directory} is whole: move them away to begin from step 0, or restore a copy"
             )
         return None
+
+    def _look(
+        self, found: list[catalogue.Found], recent: Offer | None, source: str | os.PathLike[str] | int | None
+    ) -> tuple[int, int, str]:
+        """How many stored ones there are to try, before which of them the one in memory comes, and why storage could not be asked."""
+        try:
+            found.extend(self._candidates(source))
+            return len(found), _rank_of_memory(recent, found, source, self._started), ""
+        except (StorageTrouble, StorageUnreachable) as e:
+            why = f"{self.directory} cannot be looked at: {e.strerror if isinstance(e, StorageTrouble) else e}"
+            if not self._claim.again or recent is None or recent.started != self._started:
+                raise StorageUnreachable(why) from None
+            return 0, 0, why  # of this run nothing newer than what is in memory was ever written
 
     def _told(self, manifest: Manifest | None) -> Distrust | None:
         """What the launcher has told against restoring from this checkpoint."""
@@ -167,7 +168,7 @@ class Store:
 
     @property
     def _started(self) -> int:
-        return self._token().started
+        return self._claim.token().started
 
     def tell_skipped(self, loaded: Loaded) -> None:
         """Say what a restore that was not strict has left out."""
@@ -184,7 +185,7 @@ class Store:
         line = self._saver.link.find()
         if line is not None:
             directory = self._saver.link.directory
-            if self._given and ADDRESS_VARIABLE in os.environ and self.ranks.size == len(self.ranks.local):
+            if self._claim.given and ADDRESS_VARIABLE in os.environ and self.ranks.size == len(self.ranks.local):
                 # Whoever is older must not be able to drop or overwrite what is about to be read.
                 mine = in_memory(line, directory)
                 if mine is not None and any(d.covers(mine.step, mine.started, mine.generation) for d in self._distrusts):
@@ -200,7 +201,7 @@ class Store:
         if source is None:
             return found
         own = [f for f in found if f.manifest is not None and f.manifest.started == self._started and self._told(f.manifest) is None]
-        if own and self._given:
+        if own and self._claim.given:
             return own  # the run has gone on from there already
         if isinstance(source, int) or os.fspath(source).isdigit():
             return [f for f in found if f.step == int(os.fspath(source) if not isinstance(source, int) else source)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 from ..checkpoint.catalogue import Found, check_directory, found_at, found_in, prune
 from ..checkpoint.errors import CheckpointDamaged, CheckpointError
 from ..checkpoint.index import Index, read_index
-from ..checkpoint.manifest import INDEX_FILE, MANIFEST_FILE, checked_bytes, first_fault
+from ..checkpoint.manifest import INDEX_FILE, MANIFEST_FILE, checked_bytes, first_fault, read_manifest
+from ..checkpoint.notes import HEAD_FILE, heard, notes_among, united
 from ..checkpoint.places import Where, located, storage_at
 from ..checkpoint.retention import Keep
 from ..checkpoint.storage import Disk
@@ -73,21 +75,29 @@ def pruned(directory: Where, last: int) -> list[str]:
     return [path.name for path in prune(directory, keep, newest.path, storage_at(directory))]
 
 
-def uploaded(source: Path, target: Where) -> str:
-    """Copy a whole checkpoint to another place, its commit mark last; read byte by byte first, and nothing is put where there is one."""
+def uploaded(source: Path, target: Where) -> tuple[str, list[int]]:
+    """Copy a checkpoint to another place, or a node's part of one; the commit mark last, once all parts are there.
+
+    Read byte by byte first, and nothing is put where there is one. Returns where it is, and the ranks whose parts are missing there.
+    """
     found = found_at(source)
-    if found.manifest is None:
+    parts = heard(source, Disk())
+    if found.manifest is None and not parts.ranks:
         raise CheckpointDamaged(f"{source} is no whole checkpoint: {found.fault}")
-    if (fault := first_fault(source, sorted(found.manifest.files.items()))) is not None:
+    files = parts.files if found.manifest is None else found.manifest.files
+    if found.manifest is None and (source / HEAD_FILE).exists():
+        files = {**read_manifest(source, HEAD_FILE).files, **files}
+    if (fault := first_fault(source, sorted(files.items()))) is not None:
         raise CheckpointDamaged(f"{source} is damaged ({fault}): nothing is uploaded")
     check_directory(target)
     storage, into = storage_at(target), target / source.name
     if storage.exists(into / MANIFEST_FILE):
         raise CheckpointError(f"{into} is there already")
     storage.make_directory(into)
-    for name in [*sorted(found.manifest.files), MANIFEST_FILE]:
+    marks = [MANIFEST_FILE] if found.manifest is not None else [*notes_among(os.listdir(source)), HEAD_FILE]
+    for name in [*sorted(files), *(mark for mark in marks if (source / mark).exists())]:
         storage.write(into / name, Disk().blocks(source / name))
-    return str(into)
+    return str(into), [] if found.manifest is not None else united(into, storage)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -155,8 +155,11 @@ def _upload_main(argv: list[str]) -> int:
         from ..checkpoint.places import located
         from . import checkpoints as c
 
-        where = c.uploaded(args.path, located(args.target))
-        return _json({"schema": JSON_SCHEMA, "uploaded": where}) if args.json else f"uploaded: {where}\n"
+        where, missing = c.uploaded(args.path, located(args.target))
+        if args.json:
+            return _json({"schema": JSON_SCHEMA, "uploaded": where, "missing_ranks": missing})
+        more = f"it is whole once the parts of ranks {', '.join(map(str, missing))} are there: upload them from their nodes\n"
+        return f"uploaded: {where}\n" + (more if missing else "")
 
     return answered("checkpoints", answer)
 

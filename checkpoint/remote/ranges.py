@@ -14,6 +14,7 @@ from ..index import Chunk, Index
 from ..manifest import Manifest
 from ..storage import Storage
 from ..url import Url
+from .cache import Cache
 from .objects import CONNECTIONS, RANGE, connections
 
 _GAP = 64 << 10
@@ -137,10 +138,11 @@ class Ranges:
     def __init__(self, checkpoint: Url, manifest: Manifest, storage: Storage[Url]) -> None:
         """Nothing is read yet."""
         self._checkpoint, self._manifest, self._storage = checkpoint, manifest, storage
+        self._cache = Cache(checkpoint)
         self._ahead = Ahead(self._read, ())
 
     def _read(self, file: str, at: int, nbytes: int) -> bytes:
-        return self._storage.read(self._checkpoint / file, at, nbytes)
+        return self._cache.read(file, at, nbytes, lambda: self._storage.read(self._checkpoint / file, at, nbytes))
 
     def expect(self, chunks: Iterable[Chunk]) -> None:
         """These are going to be taken, about in this order."""
@@ -150,6 +152,7 @@ class Ranges:
         """Read a whole chunk; raises CheckpointDamaged if the bytes are not those that were saved."""
         self._ahead.take(Span(chunk.file, chunk.at, chunk.nbytes), into)
         if zlib.crc32(into) != self._manifest.items[chunk.file][chunk.item]:
+            self._cache.forget()
             raise CheckpointDamaged(f"{chunk.file} does not match its checksum")
 
     def view(self, chunk: Chunk) -> memoryview | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from goodrun.checkpoint.places import located, storage_at
 from goodrun.checkpoint.remote.objects import persistence_at
 from goodrun.elastic_runner.reading import checkpoints_main
 
-from .conftest import far, one_of_far
+from .conftest import Keepers, far, one_of_far
 from .far import Fault
 from .stores import SECRET, Store
 from .test_keeper import same, state_of
@@ -215,6 +218,45 @@ def test_storage_gone_for_good(store: Store, keepers: Any, tmp_path: Path, capsy
 
 
 @one_of_far
+@pytest.mark.parametrize("home", ["one each", pytest.param("shared", marks=pytest.mark.exhaustive)])
+def test_gone_for_good_on_several_nodes(
+    store: Store, keepers: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: str
+) -> None:
+    """Each node keeps its part, and names a command; when all were typed, in any order, the checkpoint is whole and in its place."""
+    assert store.server is not None
+    keepers.start(options=("--patience", "0.2"))
+    if home == "one each":
+        monkeypatch.setenv("GOODRUN_HOME", str(tmp_path / "other home"))
+    other = Keepers(tmp_path)
+    other.start(options=("--patience", "0.2"))
+    running = threading.Thread(target=job.good, args=(2, "parted", store.url, keepers.name, other.name))
+    running.start()
+    while not (tmp_path / "ready.r1").exists() or not (tmp_path / "ready.r0").exists():
+        assert running.is_alive()
+        time.sleep(0.02)
+    store.server.plan.faults = [Fault(status=503)]
+    (tmp_path / "gone").touch()
+    running.join(100)
+    assert (keepers.end(), other.end()) == (0, 0)
+    store.server.plan.faults = []
+    commands = [shlex.split(job.told("parted", rank).partition("uploaded with: ")[2])[2:] for rank in (1, 0)]
+    assert "(ranks 1; each node has its part" in job.told("parted", 1)
+    assert (commands[0] == commands[1]) is (home == "shared")
+    assert checkpoints_main(commands[0]) == 0
+    if home == "one each":
+        assert "it is whole once the parts of ranks 0 are there" in capsys.readouterr().out
+        assert [f.step for f in found_in(store.place) if f.manifest] == [1]
+        assert checkpoints_main(commands[1]) == 0
+    newest = found_in(store.place)[0]
+    assert newest.step == 2 and newest.manifest is not None and newest.manifest.world_size == 2
+    assert first_fault(newest.path, newest.manifest.files.items()) is None
+    state: dict[str, Any] = {"w": torch.zeros(1 << 16, dtype=torch.int64), "who": -1}
+    keepers.start()
+    assert DictCheckpoints(store.url).load(state) == 2
+    assert state["who"] == 0 and torch.equal(state["w"], torch.arange(1 << 16))
+
+
+@one_of_far
 def test_only_what_is_needed_is_read(store: Store, keepers: Any) -> None:
     """A restore that takes one of several large tensors asks for its range and no more."""
     assert store.server is not None
@@ -227,6 +269,33 @@ def test_only_what_is_needed_is_read(store: Store, keepers: Any) -> None:
     assert DictCheckpoints(store.url).load(state, strict=False) == 1
     assert torch.equal(state["t2"], big["t2"])
     assert len([path for path in store.server.asked("GET") if "distcp" in path]) == 1
+
+
+@one_of_far
+def test_cache(store: Store, keepers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a cache the tensors come from storage once; what was changed in it, or is of another checkpoint, is read from storage again."""
+    server: Any = store.server
+    keepers.start()
+    checkpoints = DictCheckpoints(store.url)
+    checkpoints.save(state_of(1), 1).result(60)
+    relaunch(keepers)
+    monkeypatch.setenv("GOODRUN_RESTORE_CACHE", str(tmp_path / "cache"))
+
+    def asked(step: int) -> int:
+        server.log.clear()
+        found, state = load(store)
+        assert found == step and same(state, step)
+        return len([path for path in server.asked("GET") if "distcp" in path])
+
+    assert (asked(1), asked(1)) == (1, 0)
+    [piece] = [p for p in (tmp_path / "cache").rglob("*") if p.is_file()]
+    for content in (piece.read_bytes()[:-1], piece.read_bytes()[:-1] + b"x", b""):
+        piece.write_bytes(content)
+        assert (asked(1), asked(1)) == (1, 0)
+    checkpoints.save(state_of(2), 2).result(60)
+    relaunch(keepers)
+    assert (asked(2), asked(2)) == (1, 0)
+    assert not piece.exists()
 
 
 @pytest.mark.parametrize("store", ["volume"], indirect=True)

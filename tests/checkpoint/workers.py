@@ -9,6 +9,7 @@ import random
 import resource
 import signal
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from goodrun.checkpoint import Checkpointer, CheckpointError, DictCheckpoints, ElasticSampler, PendingSave
+from goodrun.checkpoint import Checkpointer, CheckpointError, DictCheckpoints, ElasticSampler, PendingSave, SnapshotKept
 from goodrun.checkpoint.codec import Place
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -224,6 +225,23 @@ def nodes(root: Path, one: str, other: str) -> None:
     checkpoints.close()
 
 
+def parted(root: Path, url: str, one: str, other: str) -> None:
+    """Ranks of two nodes; storage is gone for good after the first step."""
+    os.environ["GOODRUN_KEEPER"] = (one, other)[RANK]
+    checkpoints = DictCheckpoints(url)
+    state: dict[str, Any] = {"w": torch.arange(1 << 16), "who": RANK}
+    checkpoints.save(state, 1).result()
+    tell(root, "ready", True)
+    while not (root / "gone").exists():
+        time.sleep(0.01)
+    checkpoints.save(state, 2)
+    try:
+        checkpoints.wait()
+    except SnapshotKept as e:
+        tell(root, "parted", str(e))
+    checkpoints.close()
+
+
 def refused(root: Path, url: str) -> None:
     """Storage does not let the job in: it finds out at the first look."""
     DictCheckpoints(url).save({"w": torch.rand(16)}, 7).result()
@@ -277,7 +295,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if WORLD > 1:
         dist.init_process_group("gloo", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
-    parts = (train, own, sharded, full, killed, hasty, dies, nodes, refused, matrix, twice, meshed)
+    parts = (train, own, sharded, full, killed, hasty, dies, nodes, parted, refused, matrix, twice, meshed)
     scenario = {part.__name__: part for part in parts}[sys.argv[1]]
     scenario(Path(sys.argv[2]), *sys.argv[3:])  # type: ignore[operator]
     if WORLD > 1 and sys.argv[1] != "full":

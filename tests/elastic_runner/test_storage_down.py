@@ -1,6 +1,9 @@
 """Whole jobs whose checkpoints lie across the network, in a volume over the Files API, while that is down for a time or for good."""
 
+import os
+import signal
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,7 @@ import pytest
 from goodrun.checkpoint.catalogue import found_in
 from goodrun.checkpoint.places import located
 from goodrun.checkpoint.remote import bucket, objects
-from goodrun.elastic_runner.events import Notice, RunEnded, WorkersSpawned
+from goodrun.elastic_runner.events import FirstStep, Notice, RankProgress, Restored, RunEnded, WorkersSpawned
 from goodrun.elastic_runner.reading import checkpoints_main
 
 from ..checkpoint.far import Fault, FilesApi
@@ -39,19 +42,38 @@ def durable(server):
 @pytest.mark.parametrize("seconds", [6, pytest.param(120, marks=pytest.mark.exhaustive)])
 def test_down_for_a_while(job, server, seconds):
     """Storage answers 503 for a while: no restart, no failure, every step is trained, the last one is durable, and the record tells it."""
-    j = job("--nproc-per-node", 2, "train.py", 300)
+    j = job("--nproc-per-node", 2, "train.py", 300, env={"TEST_PAUSE": str(max(0.02, seconds / 200))})  # longer than the outage
     j.until(lambda: durable(server), timeout=100)
     began = time.monotonic()
     server.plan.faults = [Fault(status=503)]
     j.until(lambda: any("has not answered" in e.text for e in j.events(Notice)) and time.monotonic() - began > seconds, timeout=300)
-    server.plan.faults = []
+    server.plan.faults, ended = [], time.monotonic()
     j.ok(200)
+    times = [float(line.split()[0]) for line in (j.where / "times.g000.r0").read_text().splitlines()]
+    assert max(after - before for before, after in pairwise(times)) < 30, "no step waits for the outage's end"
+    assert seconds < 60 or sum(began + 30 < t < ended for t in times) > 30, "training goes on"
     assert durable(server)[-1] == 300
     told = [e.text for e in j.events(Notice)]
     assert any("storage answers again after" in text for text in told)
     assert len(j.events(WorkersSpawned)) == 1
     done = [int(line.split()[0]) for line in (j.where / "samples.l0.g000.r0").read_text().splitlines()]
     assert done == list(range(1, 301))
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_dies_while_storage_is_down(job, server):
+    """The job is back from the keeper's memory, of which storage has nothing yet, and goes on; once storage answers, all is durable."""
+    j = job("--nproc-per-node", 2, "train.py", 100, env={"TEST_PAUSE": "0.1"})
+    j.until(lambda: durable(server), timeout=100)
+    server.plan.faults = [Fault(status=503)]
+    j.until(lambda: max((e.saved_step for e in j.events(RankProgress)), default=-1) > durable(server)[-1])
+    os.kill(j.events(WorkersSpawned)[0].pids[1], signal.SIGKILL)
+    j.until(lambda: len(j.events(FirstStep)) == 2, timeout=100)
+    [restored] = j.events(Restored)
+    assert restored.step > durable(server)[-1]
+    server.plan.faults = []
+    j.ok(200)
+    assert durable(server)[-1] == 100
 
 
 @pytest.mark.timeout(300)
