@@ -140,7 +140,15 @@ class Slots:
 
     def view(self, chunk: Chunk) -> memoryview:
         """The bytes in the slot."""
-        return memoryview(self._maps[chunk.file])[PAGE + chunk.at : PAGE + chunk.at + chunk.nbytes]
+        return self.stretch(chunk.file, chunk.at, chunk.nbytes)
+
+    def has(self, file: str) -> bool:
+        """Whether this shard is here."""
+        return file in self._maps
+
+    def stretch(self, file: str, at: int, nbytes: int) -> memoryview:
+        """A stretch of a shard."""
+        return memoryview(self._maps[file])[PAGE + at : PAGE + at + nbytes]
 
 
 def _address(view: memoryview) -> ctypes.c_void_p:

@@ -88,7 +88,12 @@ class Host:
         elif shelf is None:
             guest.line.send({"op": "nothing"})
         elif op == "newest":
-            self._newest(guest, shelf)
+            _offer(guest, shelf, shelf.newest_whole())
+        elif op == "held":
+            guest.line.send({"op": "held", "snapshots": _held(shelf)})
+        elif op == "parts":
+            asked = Token(*m["token"]), m["number"]
+            _offer(guest, shelf, next((s for s in shelf.intact() if (s.token, s.number) == asked), None))
         elif guest.token < shelf.token:
             why = fenced(located(shelf.directory), shelf.token, guest.token)
             guest.line.send({"op": "failed", "number": m.get("number", 0), "why": why, "fenced": True})
@@ -187,21 +192,6 @@ class Host:
             self.tell(shelf, replaced, {"op": "failed", "number": replaced.number, "why": why, "replaced": True})
         guest.line.send({"op": "decided", "number": m["number"], "take": take})
 
-    def _newest(self, guest: Guest, shelf: Shelf) -> None:
-        snapshot = shelf.newest_whole()
-        if snapshot is None:
-            guest.line.send({"op": "nothing"})
-            return
-        job = shelf.jobs[snapshot.token]
-        entries, index, _ = job.blobs[snapshot.layout]
-        name = fresh_name(snapshot.step, snapshot.token, snapshot.number)
-        head = {"op": "newest", "step": snapshot.step, "world": job.world_size, "token": snapshot.token, "name": name, "entries": entries}
-        guest.line.send(head, raw=index)
-        for rank, (slot, values) in sorted(snapshot.given.items()):
-            layout = job.layouts[snapshot.layout, rank]
-            message = {"op": "part", "rank": rank, "shard": layout.shape.shard, "values": values, "cap": layout.shape.values}
-            guest.line.send(message, fds=(layout.slots[slot].fd,))
-
     def tell(self, shelf: Shelf, snapshot: Snapshot, message: Message) -> None:
         """Tell every rank of the snapshot's attempt; where none is left, tell whoever reads the log."""
         heard = False
@@ -223,6 +213,27 @@ class Host:
                 guest.asked_to_settle = False
                 with suppress(Gone):
                     guest.line.send({"op": "settled"})
+
+
+def _held(shelf: Shelf) -> list[object]:
+    """What lies here whole of which snapshots, for other nodes to know."""
+    return [[s.step, list(s.token), s.number, shelf.jobs[s.token].world_size, sorted(s.given)] for s in shelf.intact()]
+
+
+def _offer(guest: Guest, shelf: Shelf, snapshot: Snapshot | None) -> None:
+    """Give a rank the memory of all parts of a snapshot that are here."""
+    if snapshot is None:
+        guest.line.send({"op": "nothing"})
+        return
+    job = shelf.jobs[snapshot.token]
+    entries, index, _ = job.blobs.get(snapshot.layout, ((), b"", b""))  # rank 0 gave them to its own keeper
+    name = fresh_name(snapshot.step, snapshot.token, snapshot.number)
+    head = {"op": "newest", "step": snapshot.step, "world": job.world_size, "token": snapshot.token, "name": name, "entries": entries}
+    guest.line.send({**head, "parts": len(snapshot.given)}, raw=index)
+    for rank, (slot, values) in sorted(snapshot.given.items()):
+        layout = job.layouts[snapshot.layout, rank]
+        message = {"op": "part", "rank": rank, "shard": layout.shape.shard, "values": values, "cap": layout.shape.values}
+        guest.line.send(message, fds=(layout.slots[slot].fd,))
 
 
 def say(text: str) -> None:

@@ -111,18 +111,10 @@ def _source(path: Where, manifest: Manifest, files: ExitStack) -> Source:
 
 def in_memory(line: Line, directory: Where) -> Offer | None:
     """The newest snapshot that the keeper has whole in its memory."""
-    try:
-        line.send({"op": "newest", "directory": str(directory)})
-        head = _next(line)
-        if head[0]["op"] != "newest":
-            return None
-        m, index, _ = head
-        slots = Slots()
-        for _ in range(m["world"]):
-            part, _, fds = _next(line)
-            slots.add(part["rank"], shard_file(part["rank"]), fds[0], SlotShape(part["shard"], part["cap"]), part["values"])
-    except Gone:
+    got = parts_of(line, {"op": "newest", "directory": str(directory)})
+    if got is None:
         return None
+    m, index, slots = got
     started, generation = m["token"]
     return Offer(
         step=m["step"],
@@ -138,12 +130,29 @@ def in_memory(line: Line, directory: Where) -> Offer | None:
     )
 
 
-def _next(line: Line) -> tuple[dict[str, Any], bytes, list[int]]:
+def parts_of(line: Line, question: dict[str, Any]) -> tuple[dict[str, Any], bytes, Slots] | None:
+    """A snapshot's description, its index, and those of its parts that the keeper has; None where it has it no more."""
+    try:
+        line.send(question)
+        m, index, _ = said(line)
+        if m["op"] != "newest":
+            return None
+        slots = Slots()
+        for _ in range(m["parts"]):
+            part, _, fds = said(line)
+            slots.add(part["rank"], shard_file(part["rank"]), fds[0], SlotShape(part["shard"], part["cap"]), part["values"])
+    except Gone:
+        return None
+    return m, index, slots
+
+
+def said(line: Line) -> tuple[dict[str, Any], bytes, list[int]]:
+    """The keeper's answer; what it says to all ranks in between is left out."""
     while True:
         whole = line.receive(_PATIENCE_S)
         if whole is None:
             raise Gone
-        if whole[0]["op"] in ("newest", "nothing", "part", "settled"):
+        if whole[0]["op"] in ("newest", "nothing", "part", "settled", "held"):
             return whole
 
 
@@ -151,7 +160,7 @@ def settle(line: Line, directory: Where) -> None:
     """Wait until the keeper has written all that is whole: what an attempt before this one has finished counts."""
     try:
         line.send({"op": "settle", "directory": str(directory)})
-        _next(line)
+        said(line)
     except Gone:
         pass  # then there is nothing to wait for
 

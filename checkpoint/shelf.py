@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -168,13 +169,15 @@ class Shelf:
 
     def newest_whole(self) -> Snapshot | None:
         """The newest snapshot that can be restored from memory: every rank of its world gave its part here, and it is intact."""
+        return next((s for s in self.intact() if len(s.given) >= self.jobs[s.token].world_size), None)
+
+    def intact(self) -> Iterator[Snapshot]:
+        """Snapshots to which every rank here has given its part, and whose memory has not been used again; newest first."""
         for snapshot in sorted(self.snapshots, key=lambda s: (s.step, s.token, s.number), reverse=True):
             job = self.jobs[snapshot.token]
-            if snapshot.state is State.COPYING or len(snapshot.given) < job.world_size:
-                continue
-            if all(job.layouts[snapshot.layout, r].slots[slot].holds == snapshot.number for r, (slot, _) in snapshot.given.items()):
-                return snapshot
-        return None
+            slots = ((job.layouts[snapshot.layout, rank].slots[slot]) for rank, (slot, _) in snapshot.given.items())
+            if snapshot.state is not State.COPYING and all(slot.holds == snapshot.number for slot in slots):
+                yield snapshot
 
     def busy(self, token: Token) -> list[Snapshot]:
         """Snapshots of an attempt whose slots are not free yet."""

@@ -17,8 +17,10 @@ from .claim import Claim
 from .codec import Place, Tree
 from .distrust import Distrust, distrusts, mark
 from .errors import CheckpointDamaged, CheckpointError, CheckpointMismatch, StorageTrouble, StorageUnreachable
+from .fence import Token
 from .leaving import shared_words
 from .manifest import INDEX_FILE, Manifest
+from .neighbours import among_nodes
 from .pending import PendingSave
 from .places import Where, located, storage_at
 from .planning import capture
@@ -182,19 +184,24 @@ class Store:
     def _meet_keeper(self) -> Offer | None:
         """Let the keeper finish what an earlier attempt left whole, or offer it from memory; an offer only if every rank has the same."""
         mine: Offer | None = None
-        line = self._saver.link.find()
-        if line is not None:
-            directory = self._saver.link.directory
-            if self._claim.given and ADDRESS_VARIABLE in os.environ and self.ranks.size == len(self.ranks.local):
-                # Whoever is older must not be able to drop or overwrite what is about to be read.
+        line, directory = self._saver.link.find(), self._saver.link.directory
+        if self._claim.given and ADDRESS_VARIABLE in os.environ:
+            # Whoever is older must not be able to drop or overwrite what is about to be read.
+            if self.ranks.size != len(self.ranks.local):
+                mine = among_nodes(line, directory, self.ranks, self._trusts)
+            elif line is not None:
                 mine = in_memory(line, directory)
-                if mine is not None and any(d.covers(mine.step, mine.started, mine.generation) for d in self._distrusts):
+                if mine is not None and not self._trusts(mine.step, Token(mine.started, mine.generation)):
                     mine = None
+        if line is not None:
             if mine is None:
                 settle(line, directory)
             line.close()
         identities = self.ranks.gather(None if mine is None else (mine.step, mine.started, mine.generation, str(mine.path)))
         return mine if mine is not None and all(i == identities[0] for i in identities) else None
+
+    def _trusts(self, step: int, token: Token) -> bool:
+        return not any(d.covers(step, token.started, token.generation) for d in self._distrusts)
 
     def _candidates(self, source: str | os.PathLike[str] | int | None) -> list[catalogue.Found]:
         found = catalogue.found_in(self.directory)

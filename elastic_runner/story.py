@@ -49,14 +49,22 @@ def _one_life(life: Sequence[Event]) -> list[Event]:
         elif isinstance(e, ev.Failed):
             if e is failed[e.attempt]:
                 story.append(replace(e, cause=f"{e.cause or e.kind} on {e.node}"))
-        elif isinstance(e, ev.Decided) and (blamed := failed[e.attempt]) is not None:
-            if e.node == blamed.node:
+        elif isinstance(e, ev.Decided):
+            if (blamed := failed[e.attempt]) is None and e.node == teller:
+                story.append(replace(e, reason=_agreed(life, e.attempt) or e.reason))
+            elif blamed is not None and e.node == blamed.node:
                 story.append(e)
         elif isinstance(e, ev.Notice) and e.node != teller:
             story.append(replace(e, text=f"{e.node}: {e.text}"))
         elif isinstance(e, _OF_ALL) or (e.node == teller and not isinstance(e, ev.RunStarted)):
             story.append(e)
     return story
+
+
+def _agreed(life: Sequence[Event], generation: int) -> str:
+    """Why all nodes began the round after this one: a node that lost its leader did not know that yet when it stopped its ranks."""
+    after = [e for e in life if isinstance(e, ev.RoundFormed) and e.generation > generation]
+    return min(after, key=lambda e: e.generation).reason if after else ""
 
 
 def _first(life: Sequence[Event], generation: int) -> ev.Failed | None:

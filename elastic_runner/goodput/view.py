@@ -72,4 +72,4 @@ def goodput_csv(goodput: Goodput) -> str:
 
 def _slots(goodput: Goodput) -> str:
     slots = goodput.slot_s / goodput.wall_s if goodput.wall_s else 0
-    return f"{slots:.0f} slots" + (f", {goodput.nodes} nodes" if goodput.nodes > 1 else "")
+    return f"{slots:.3g} slots a node, {goodput.nodes} nodes" if goodput.nodes > 1 else f"{slots:.0f} slots"

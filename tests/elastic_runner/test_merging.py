@@ -123,6 +123,17 @@ def test_the_story_names_what_happened_on_another_node():
         assert abs(history.attempts[1].recovery.total - 2.01) < 0.01
 
 
+def test_the_story_has_the_reason_that_all_nodes_agreed_on():
+    """Node 0 only knew that it heard nobody; why there was a new round, the new leader knew."""
+    clock = Clock(1000.0, 3.0)
+    parts = [[e for _, e in told(i, clock, clock, [(0, 1.0, (0, 1, 2)), (1, 12.0, (0, 1))], [])] for i in (0, 1)]
+    parts[0].insert(3, clock.stamped(ev.Decided(action="restart", reason="no word from a majority"), 10.0, "host0", 0))
+    for part in parts:
+        part[-2] = replace(part[-2], reason="host2 was lost")
+    history = fold(told_as_one(merged([*own_parts(parts[0]), *others((agent(1), n, e) for n, e in enumerate(parts[1]))])))
+    assert [a.cause for a in history.attempts] == ["host2 was lost", "running"]
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=700), st.integers(0, 40))
 def test_a_reader_is_told_all_it_lacks_in_order(written, had):
     """In frames of any size; of long stretches of progress every second line may be missing, and nothing else."""

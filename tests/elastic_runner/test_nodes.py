@@ -14,7 +14,7 @@ from elastic_runner.nodes.told import one_at_a_time
 from elastic_runner.test_survival import consumed, exactly_once
 
 from goodrun.checkpoint.catalogue import found_in
-from goodrun.elastic_runner.events import AttemptStarted, Decided, FirstStep, RoundFormed, WorkersSpawned
+from goodrun.elastic_runner.events import AttemptStarted, Decided, FirstStep, Restored, RoundFormed, WorkersSpawned
 
 
 def free_port() -> int:
@@ -147,6 +147,40 @@ def test_uneven_nodes(job):
     assert [w for _, w in attempts(a)] == [w for _, w in attempts(b)] == [3, 2]
     assert [len(e.slots) for e in a.events(AttemptStarted)] == [2, 1]
     assert [len(e.slots) for e in b.events(AttemptStarted)] == [1, 1]
+
+
+def test_nodes_restart_from_each_others_memory(job, tmp_path):
+    """A node loses one of its two slots: three parts of the newest snapshot lie on two nodes, and two ranks go on from them, exactly."""
+    ports = [free_port()]
+    env = {"TEST_DIR": str(tmp_path), "TEST_PAUSE": "0.1"}
+    a = node(job, "a", ports, 2, "--chaos", "slot-lost:rank=1@step=14", "train.py", 32, nproc=2, **env)
+    b = node(job, "b", ports, 2, "train.py", 32, **env)
+    a.ok()
+    b.ok()
+    assert [w for _, w in attempts(a)] == [3, 2]
+    assert "out of the keeper's memory, on several nodes" in a.err + b.err
+    assert a.events(Restored)[0].step == b.events(Restored)[0].step == 10
+    exactly_once(consumed(tmp_path))
+    assert len({(tmp_path / f"final.l0.r{r}").read_text() for r in (0, 1)}) == 1
+
+
+@pytest.mark.exhaustive
+def test_no_false_alarm_on_a_busy_machine(job):
+    """Three launchers and their ranks beside ten processes that only burn time (fewer, if others do so already): one round, to the end."""
+    ports = [free_port() for _ in range(3)]
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(max(10 - int(os.getloadavg()[0]), 0))]
+    try:
+        jobs = [node(job, name, ports, 3, "allreduce.py", 400) for name in "abc"]
+        for j in jobs:
+            j.ok(400)
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait(10)
+    print(f"load {os.getloadavg()[0]:.0f}")
+    for j in jobs:
+        assert len(rounds(j)) == 1
+        assert not j.events(Decided)
 
 
 def test_a_node_that_is_asked_to_leave_leaves_and_the_other_goes_on(job, tmp_path):
