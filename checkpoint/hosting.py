@@ -98,6 +98,8 @@ class Host:
             self._fault(guest, shelf, m)
         elif op == "may":
             self._may(guest, shelf, m)
+        elif op == "note":
+            record(m["text"])
         elif op == "closing":
             shelf.closing = True
             for snapshot in shelf.snapshots:

@@ -2,7 +2,7 @@
 
 Arguments: steps, then words: `sleep:RANK@STEP` sleeps for ever (first generation), `eval:RANK@STEP=SECONDS` computes that long,
 `compile` takes long before this life's first step, `barrier:RANK` waits for its peers in that rank alone when all is done, `workers` has
-its loader use a worker process.
+its loader use a worker process, `auto` saves when it costs least.
 """
 
 import hashlib
@@ -35,7 +35,8 @@ loader = DataLoader(range(len(data)), batch_sampler=sampler, generator=torch.Gen
 model(data[:1]).sum().backward()  # DDP orders its buckets anew after the first backward
 optimizer.zero_grad()
 place = Path(os.environ.get("TEST_CHECKPOINTS", here / "checkpoints"))
-checkpoints = Checkpointer(place, every=5, model=model, optimizer=optimizer, sampler=sampler)
+every = "auto" if "auto" in words else 5
+checkpoints = Checkpointer(place, every=every, model=model, optimizer=optimizer, sampler=sampler)
 step = checkpoints.restore()
 log = open(here / f"samples.l{life}.g{generation:03d}.r{rank}", "a")  # noqa: SIM115
 
