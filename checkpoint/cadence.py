@@ -96,7 +96,10 @@ class Cadence:
         """So many steps fill these seconds."""
         return max(1, round(seconds / self.step_s)) if self.step_s > 0 else 1
 
+    def steps_beyond(self, seconds: float) -> int:
+        """The fewest steps that take at least so long."""
+        return max(1, math.ceil(seconds / self.step_s)) if self.step_s > 0 else 1
+
     def next_at(self, step: int) -> None:
         """All ranks have agreed on the next save."""
         self.due, self.saves = step, True
-        self._ended.clear()

@@ -83,7 +83,7 @@ class Checkpointer:
         ranks = self._store.ranks
         one_node = ranks.size == len(ranks.local)  # then the keeper sends a page to agree on
         self._leaving = Leaving(Alone() if ranks.size == 1 else None if one_node else OnStore(ranks.own_store(), ranks.rank, ranks.size))
-        self._timing = Timing(ranks)
+        self._timing = Timing(ranks, self._store.note)
 
     def restore(self, source: str | os.PathLike[str] | int | None = None, *, strict: bool = True, cast: bool = False) -> int:
         """Load the newest whole checkpoint into the objects and return its step; 0 if there is none.
@@ -151,7 +151,7 @@ class Checkpointer:
         self._leaving.stop()
         try:
             with progress.in_phase(progress.Phase.SAVE):
-                self._store.save(n, self._tree(), self._place, when_busy="wait")
+                self._store.save(n, self._tree, self._place, when_busy="wait")
             self._store.wait()
             text = f"asked to stop: step {n} is saved, leaving"
             if (page := progress.page()) is not None:
@@ -164,10 +164,10 @@ class Checkpointer:
 
     def save(self, n: int) -> PendingSave:
         """Take a snapshot now, as step `n`; it becomes durable in the background."""
-        with progress.in_phase(progress.Phase.SAVE):
-            if self._replicas is not None:
+        if self._replicas is not None:
+            with progress.in_phase(progress.Phase.SAVE):
                 self._replicas.take(n)
-            return self._store.save(n, self._tree(), self._place)
+        return self._store.save(n, self._tree, self._place)
 
     def _tree(self) -> dict[str, Tree]:
         tree: dict[str, Tree] = {name: entry.capture() for name, entry in self._entries.items()}

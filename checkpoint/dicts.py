@@ -38,7 +38,7 @@ class DictCheckpoints:
 
     def save(self, state: MutableMapping[str, Tree], step: int) -> PendingSave:
         """Copy `state` and write it in the background; `.result()` of what comes back waits."""
-        return self._store.save(step, state, _place)
+        return self._store.save(step, lambda: state, _place)
 
     def load(self, state: MutableMapping[str, Tree], *, source: str | int | None = None, strict: bool = True) -> int | None:
         """Fill `state` from the newest whole checkpoint: tensors are copied into, values replaced. Its step, or None if there is none.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -69,6 +70,7 @@ class Optim:
         """`module` owns the optimizer's parameters."""
         self._optimizer, self._module = optimizer, module
         self._names: tuple[list[int], list[list[str]]] = ([], [])
+        self._asked_for: list[list[str]] = []
 
     def capture(self) -> Tree:
         """State and groups; torch is asked for the parameters' names only when they are not the ones it named last time."""
@@ -98,11 +100,30 @@ class Optim:
 
     def template(self) -> Tree:
         """What a capture will look like after the first step; a fresh optimizer is initialised, or its moments could not be loaded."""
-        return get_optimizer_state_dict(self._module, self._optimizer)
+        tree: dict[str, Any] = dict(get_optimizer_state_dict(self._module, self._optimizer))
+        self._asked_for = [group["params"] for group in tree["param_groups"]]
+        return tree
 
     def apply(self, tree: Tree, *, strict: bool = True) -> None:
         """Take them back."""
-        set_optimizer_state_dict(self._module, self._optimizer, tree, options=_LENIENT)
+        if not self._in_place(tree):
+            set_optimizer_state_dict(self._module, self._optimizer, tree, options=_LENIENT)
+            return
+        for group, saved in zip(self._optimizer.param_groups, tree["param_groups"], strict=True):
+            group.update({key: value for key, value in saved.items() if key != "params"})
+
+    def _in_place(self, tree: Tree) -> bool:
+        """Whether all tensors have been read into this optimizer's own, and nothing but the groups' numbers is left to be set."""
+        groups, saved = self._optimizer.param_groups, tree["param_groups"]
+        if not _loads_plainly(self._optimizer) or [group["params"] for group in saved] != self._asked_for:
+            return False
+        pairs: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
+        for mine, theirs in zip(groups, saved, strict=True):
+            named = zip(mine["params"], theirs["params"], strict=True)
+            pairs += [(self._optimizer.state.get(p, {}), tree["state"].get(name, {})) for p, name in named]
+        same = all(mine.keys() == theirs.keys() and all(mine[k] is theirs[k] for k in mine) for mine, theirs in pairs)
+        tensors = [(k, v) for group in saved for k, v in group.items() if isinstance(v, torch.Tensor)]
+        return same and not tensors and all(mine.keys() == theirs.keys() for mine, theirs in zip(groups, saved, strict=True))
 
 
 class Plain:
@@ -144,6 +165,11 @@ def _tensors_of(module: nn.Module) -> tuple[object, ...] | None:
 def _plain(optimizer: Optimizer) -> bool:
     hooked = optimizer._optimizer_state_dict_pre_hooks or optimizer._optimizer_state_dict_post_hooks
     return not hooked and type(optimizer).state_dict is Optimizer.state_dict
+
+
+def _loads_plainly(optimizer: Optimizer) -> bool:
+    hooked = optimizer._optimizer_load_state_dict_pre_hooks or optimizer._optimizer_load_state_dict_post_hooks
+    return not hooked and type(optimizer).load_state_dict is Optimizer.load_state_dict
 
 
 def entries_of(state: Mapping[str, object]) -> dict[str, Entry]:

@@ -22,7 +22,6 @@ from .index import Chunk, Index, TensorEntry
 from .manifest import Manifest, difference, first_fault
 from .memory import PAGE, SlotShape
 
-_POPULATE_READ = 22  # MADV_POPULATE_READ, since Linux 5.14; an older kernel does without
 _BLOCK = 1 << 20
 """Bytes that are read and then checked while they are in the processor's cache."""
 
@@ -72,19 +71,10 @@ class Files:
         fd, crc = self._open(chunk.file), 0
         for at in range(0, chunk.nbytes, _BLOCK):
             block = into[at : at + _BLOCK]
-            crc = zlib.crc32(self._read(fd, chunk, block, at), crc)
+            _read(fd, chunk.at + at, block, chunk.file)
+            crc = zlib.crc32(block, crc)
         if crc != self._manifest.items[chunk.file][chunk.item]:
             raise CheckpointDamaged(f"{chunk.file} does not match its checksum")
-
-    @staticmethod
-    def _read(fd: int, chunk: Chunk, block: memoryview, at: int) -> memoryview:
-        done = 0
-        while done < len(block):
-            n = os.preadv(fd, [block[done:]], chunk.at + at + done)
-            if n == 0:
-                raise CheckpointDamaged(f"{chunk.file} ends too early")
-            done += n
-        return block
 
     def view(self, chunk: Chunk) -> memoryview | None:
         """Files have to be read."""
@@ -110,49 +100,61 @@ class Files:
             raise CheckpointDamaged(f"{name} does not match its checksum")
 
 
+def _read(fd: int, at: int, into: memoryview, name: str) -> None:
+    done = 0
+    while done < len(into):
+        n = os.preadv(fd, [into[done:]], at + done)
+        if n == 0:
+            raise CheckpointDamaged(f"{name} ends too early")
+        done += n
+
+
 class Slots:
-    """The shards of a snapshot in the keeper's memory."""
+    """The shards of a snapshot in the keeper's memory.
+
+    A whole chunk is read as from a file: one copy, where the tables of a mapping's pages would cost as much again.
+    """
 
     def __init__(self) -> None:
         """Empty until shards are added."""
+        self._fds: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
         self._maps: dict[str, mmap.mmap] = {}
         self.values: dict[int, bytes] = {}
 
     def add(self, rank: int, file: str, fd: int, shape: SlotShape, values: int) -> None:
-        """Map the slot of one rank; the descriptor is closed."""
-        mapped = mmap.mmap(fd, shape.size, access=mmap.ACCESS_COPY)  # not even a mistake can write through it
-        os.close(fd)
-        libc, at = ctypes.CDLL(None), _address(memoryview(mapped))
-        libc.madvise(at, ctypes.c_size_t(shape.size), _POPULATE_READ)  # in one go, where page by page would cost as much as the copy
-        self._maps[file] = mapped
-        self.values[rank] = mapped[shape.values_at : shape.values_at + values]
+        """The slot of one rank; the descriptor becomes this object's."""
+        self._fds[file], self._sizes[file] = fd, shape.size
+        self.values[rank] = os.pread(fd, values, shape.values_at)
+
+    def __del__(self) -> None:
+        """Close them; an offer may never be taken up."""
+        for fd in self._fds.values():
+            os.close(fd)
 
     def expect(self, chunks: Iterable[Chunk]) -> None:
         """All is here."""
 
     def take(self, chunk: Chunk, into: memoryview) -> None:
         """Copy; memory is trusted."""
-        view = self.view(chunk)
-        ctypes.memmove(_address(into), _address(view), chunk.nbytes)
+        _read(self._fds[chunk.file], PAGE + chunk.at, into, chunk.file)
 
     def check_rest(self, index: Index, part: int, parts: int) -> None:
         """Memory is trusted."""
 
     def view(self, chunk: Chunk) -> memoryview:
-        """The bytes in the slot."""
+        """The bytes in the slot, mapped for whoever wants only some of them."""
         return self.stretch(chunk.file, chunk.at, chunk.nbytes)
 
     def has(self, file: str) -> bool:
         """Whether this shard is here."""
-        return file in self._maps
+        return file in self._fds
 
     def stretch(self, file: str, at: int, nbytes: int) -> memoryview:
         """A stretch of a shard."""
+        if file not in self._maps:  # a copy on write: not even a mistake can write through it
+            self._maps[file] = mmap.mmap(self._fds[file], self._sizes[file], access=mmap.ACCESS_COPY)
         return memoryview(self._maps[file])[PAGE + at : PAGE + at + nbytes]
-
-
-def _address(view: memoryview) -> ctypes.c_void_p:
-    return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(view)))
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -105,6 +105,8 @@ class Host:
             self._fault(guest, shelf, m)
         elif op == "may":
             self._may(guest, shelf, m)
+        elif op == "note":
+            self.record({"op": "note", "why": m["text"]})
         elif op == "closing":
             shelf.closing = True
             for snapshot in shelf.snapshots:

@@ -57,13 +57,18 @@ class Store:
         self._saver.prepare(capture(tree(), place))
 
     def save(
-        self, step: int, tree: Mapping[str, Tree], place: Callable[[str, torch.Tensor], Place], *, when_busy: str | None = None
+        self,
+        step: int,
+        tree: Callable[[], Mapping[str, Tree]],
+        place: Callable[[str, torch.Tensor], Place],
+        *,
+        when_busy: str | None = None,
     ) -> PendingSave:
-        """Take a snapshot of the state; it becomes durable in the background."""
+        """Take a snapshot of the state that `tree` gives; it becomes durable in the background."""
         self.ranks.check()
         begin = time.monotonic_ns()
         with progress.in_phase(progress.Phase.SAVE):
-            state = capture(tree, place)
+            state = capture(tree(), place)
             pending = self._saver.save(step, state, when_busy=when_busy)
         pending.stall_s = (time.monotonic_ns() - begin) / 1e9
         if (page := progress.page()) is not None:
@@ -71,6 +76,10 @@ class Store:
                 page.saved(step)
             page.save_stalled(time.monotonic_ns() - begin)
         return pending
+
+    def note(self, text: str) -> None:
+        """Have the launcher keep something in the record."""
+        self._saver.link.tell({"op": "note", "text": text})
 
     def check(self) -> None:
         """Say what became of saves that have ended; never waits."""

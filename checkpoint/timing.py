@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 
 from .cadence import Cadence, Choice, failure_every_s, optimum
 from .pending import PendingSave
@@ -14,9 +15,9 @@ from .ranks import Ranks
 class Timing:
     """Watches saves and turns times into steps; rank 0 decides, and the others learn of it in one message a save."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        """Nothing is known yet."""
-        self._ranks = ranks
+    def __init__(self, ranks: Ranks, note: Callable[[str], None]) -> None:
+        """`note` keeps what rank 0 says in the record. Nothing is known yet."""
+        self._ranks, self._note = ranks, note
         self._born = time.monotonic()
         self._stall_s = self._durable_s = 0.0
         self._said_s = 0.0
@@ -43,7 +44,7 @@ class Timing:
         faults = int(os.environ.get("GOODRUN_GENERATION") or os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
         failure_s = failure_every_s(self._ranks.size, faults, time.monotonic() - self._born)
         choice = optimum(self._stall_s, self._durable_s, failure_s)
-        steps = cadence.steps_for(choice.seconds)
+        steps = cadence.steps_beyond(choice.seconds)
         self._say(choice, steps)
         return steps
 
@@ -52,3 +53,4 @@ class Timing:
             self._said_s = choice.seconds
             text = f"a checkpoint every {steps} steps ({choice.seconds:.1f} s): {choice.reason}; saving and redoing cost {choice.cost:.2%}"
             print(f"goodrun: {text}", file=sys.stderr, flush=True)
+            self._note(text)

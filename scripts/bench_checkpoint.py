@@ -1,6 +1,6 @@
 """What a checkpoint costs: stall, time to durable, slow-down of the steps beside it, restore; ours and torch's in turn, in one run.
 
-Every figure is a ratio to one memory copy of the whole state, taken right before it; the median of the rounds.
+Every figure is a ratio to one memory copy of the state that the rank holds, taken right before it; the median of the rounds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from goodrun.checkpoint import Checkpointer, Keep
 from goodrun.checkpoint.link import keeper_command
@@ -37,34 +39,38 @@ LAYER_BYTES = 12 * WIDTH * WIDTH * 4 * 3  # weights and two moments
 
 
 class Rank:
-    """One rank of the measured job: a state as DDP has it (the same on every rank), and a step to train."""
+    """One rank of the measured job: a state as DDP has it (the same on every rank) or FSDP2 (a shard on each), and a step to train."""
 
-    def __init__(self, mib: int, folder: Path) -> None:
-        """Build about `mib` MiB of weights and Adam moments."""
+    def __init__(self, mib: int, folder: Path, *, sharded: bool) -> None:
+        """Build about `mib` MiB of weights and Adam moments, in all where they are `sharded`."""
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.folder = folder
         torch.manual_seed(0)
         layers = max(1, (mib << 20) // LAYER_BYTES)
         self.model = nn.ModuleList(nn.TransformerEncoderLayer(WIDTH, 8, 4 * WIDTH, batch_first=True) for _ in range(layers))
+        if sharded:
+            for layer in self.model:
+                fully_shard(layer)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         for p in self.model.parameters():
             p.grad = torch.full_like(p, 1e-3)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.tensors = [t for t in _tensors(self.state())]
+        self.tensors = [t.to_local() if isinstance(t, DTensor) else t for t in _tensors(self.state())]
         self.nbytes = sum(t.nbytes for t in self.tensors)
         self.copy = [torch.zeros_like(t) for t in self.tensors]
         self.left, self.right = torch.rand(600, 600), torch.rand(600, 600)
         self.sum = torch.zeros(1)
         self.after_step: Callable[[], None] = lambda: None
 
-    def state(self) -> dict[str, Any]:
-        """As dcp is given it."""
-        model, optimizer = get_state_dict(self.model, self.optimizer)
+    def state(self, *, whole: bool = False) -> dict[str, Any]:
+        """As dcp is given it; or, `whole`, as one file has it: gathered on rank 0 where it is sharded."""
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True) if whole else None
+        model, optimizer = get_state_dict(self.model, self.optimizer, options=options)
         return {"model": model, "optimizer": optimizer}
 
     def memcpy(self) -> float:
-        """Seconds for one copy of the whole state into memory that is there already, both ranks at once."""
+        """Seconds for one copy of what this rank holds into memory that is there already, both ranks at once."""
         dist.barrier()
         begin = time.perf_counter()
         for into, out in zip(self.copy, self.tensors, strict=True):
@@ -111,9 +117,10 @@ def rank0(r: Rank) -> Way:
     """torch.save by rank 0, fsynced."""
 
     def save(step: int) -> Callable[[], None]:
+        state = r.state(whole=True)
         if r.rank == 0:
             with open(r.folder / "rank0.pt", "wb") as f:
-                torch.save(r.state(), f)
+                torch.save(state, f)
                 f.flush()
                 os.fsync(f.fileno())
         dist.barrier()
@@ -240,7 +247,7 @@ def work(args: argparse.Namespace) -> None:
     """One rank's part."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    r = Rank(args.mib, Path(args.folder))
+    r = Rank(args.mib, Path(args.folder), sharded=args.fsdp)
     ways: dict[str, Way] = {}
     ways["goodrun"], checkpoints = ours(r)
     ways |= {"dcp.save": dcp_save(r), "async thread": dcp_async(r, "thread"), "torch.save": rank0(r)}
@@ -267,6 +274,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--on", type=Path, help="folder to write to (default: a temporary one)")
+    parser.add_argument("--fsdp", action="store_true", help="a state that FSDP2 has sharded, in place of DDP's replicas")
     parser.add_argument("--process", action="store_true", help="also dcp.async_save in a process")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -281,7 +289,7 @@ def main() -> None:
             results[world] = _run(args, world, folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        _show(world, results[world])
+        _show("FSDP2" if args.fsdp else "DDP", world, results[world])
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))
 
@@ -298,7 +306,8 @@ def _run(args: argparse.Namespace, world: int, folder: str) -> dict[str, Any]:
     for rank in range(world):
         env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         env |= {"OMP_NUM_THREADS": "1", "GOODRUN_KEEPER": name, "GOODRUN_RUN_STARTED": "1", "GOODRUN_GENERATION": "0"}
-        words = ["--folder", folder, "--mib", str(args.mib), "--rounds", str(args.rounds), *(["--process"] if args.process else [])]
+        words = ["--folder", folder, "--mib", str(args.mib), "--rounds", str(args.rounds)]
+        words += [f"--{flag}" for flag in ("process", "fsdp") if getattr(args, flag)]
         ranks.append(subprocess.Popen([sys.executable, "-W", "ignore", __file__, *words], env=env))
     try:
         if any([r.wait(1800) for r in ranks]):
@@ -312,10 +321,10 @@ def _run(args: argparse.Namespace, world: int, folder: str) -> dict[str, Any]:
     return found
 
 
-def _show(world: int, found: dict[str, Any]) -> None:
+def _show(kind: str, world: int, found: dict[str, Any]) -> None:
     mib = found["bytes"] / (1 << 20)
     copy = f"one memory copy of it takes {found['memcpy_s'] * 1e3:.1f} ms; all else in copies"
-    print(f"\n{world} ranks, {mib:.0f} MiB of state on each; {copy}")
+    print(f"\n{kind}, {world} ranks, {mib:.0f} MiB of state on each; {copy}")
     print(f"{'':16}{'first':>8}{'stall':>8}{'worst':>8}{'durable':>9}{'lost':>8}")
     for name, w in found["ways"].items():
         print(f"{name:16}{w['first']:8.2f}{w['stall']:8.2f}{w['stall_worst']:8.2f}{w['durable']:9.2f}{w['lost']:8.2f}")

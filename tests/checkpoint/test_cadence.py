@@ -53,6 +53,8 @@ def test_times_become_steps() -> None:
     cadence.next_at(25)
     assert [n for n in range(8, 27) if cadence.passed(n, n * 0.5)] == [25, 26]
     assert cadence.saves
+    assert cadence.steps_for(10.0) == 20, "how long steps take is known right after a save, too"
+    assert cadence.steps_beyond(10.1) == 21
 
 
 def test_what_is_kept() -> None:

@@ -2,10 +2,11 @@
 
 import json
 import math
+import re
 
 import pytest
 
-from goodrun.elastic_runner.events import AttemptStarted, Failed, Notice, Restored
+from goodrun.elastic_runner.events import AttemptStarted, Failed, Notice, RankProgress, Restored
 
 
 def test_every_step_counts_once(job):
@@ -33,6 +34,19 @@ def test_the_learning_rate_goes_on_at_a_smaller_world_size(job):
     for step, rate, weight in ((int(s), float(r), float(w)) for s, r, w in lines):
         assert rate == pytest.approx(min(1, step / 5) * (1 + math.cos(math.pi * (step - 1) / 40)) / 2, abs=1e-11)
         assert weight == pytest.approx(step, abs=1e-4)
+
+
+def test_saves_come_when_they_cost_least(job):
+    """every="auto": the interval and what it costs are said and kept in the record; after a failure saves come more often."""
+    j = job("--nproc-per-node", 2, "--chaos", "kill:rank=1@step=20", "train.py", 40, "auto").ok()
+    found = [re.match(r"a checkpoint every (\d+) steps \(([\d.]+) s\): a save stalls .* cost ([\d.]+)%", n.text) for n in j.events(Notice)]
+    (steps, seconds, cost), (_, after, costs) = (tuple(map(float, m.groups())) for m in found if m)
+    assert steps > 40 and after < seconds / 5, "one failure an hour, and not two in ten years"
+    assert 0 <= cost < costs < 100
+    assert j.err.count(": a save stalls ") == 2, "rank 0 has said it, too"
+    waits = [max(e.save_stall_s) for e in j.events(RankProgress) if e.attempt == 0]
+    assert 0 < waits[-1] < seconds / 100, "what a save stalls is at most one part in a hundred of the time between two"
+    assert [r.step for r in j.events(Restored)] == [6], "four steps are timed, one save is timed, and the next is far away"
 
 
 def test_attempts_that_keep_nothing_are_named(job):
