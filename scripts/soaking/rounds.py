@@ -22,6 +22,8 @@ AFTER_A_STEP = ("stall", "gil", "deadlock", "peers-cut", "store-cut", "slow:fact
 ONCE = ("raise", "exit", "oom", "slot-lost")
 """A script that crashes twice at one step is not started again."""
 STORAGE = ("enospc", "eio", "read-only", "slow-storage:ms=20", "torn-write", "bit-flip", "removed-file")
+SILENT = ("torn-write", "bit-flip", "removed-file")
+"""Not to the last checkpoint: there would be nothing left to compare."""
 BESIDE = ("keeper-kill", "nursery-kill", "clock-jump:by=-1h", "clock-jump:by=2h")
 ENDS = ("supervisor-kill", "preempt:grace=20s", "preempt:grace=1s")
 GPUS = ("gpu-lost", "ecc", "throttle", "memory-held", "probe-hang", "probe-error", *(f"xid:code={n}" for n in (31, 79, 94)), "prober-kill")
@@ -45,7 +47,9 @@ def entry(dice: random.Random, kind: str, steps: int) -> str:
     in_phase, phase, attempt = dice.random() < 0.4, dice.choice(("start", "save", "restore")), dice.randint(0, 2)
     target = [f"slot={slot}"] if name in ("gpu-lost", "ecc", "throttle", "probe-hang", "probe-error", "xid") else []
     target += [f"rank={rank}"] if name in (*ANY_MOMENT, *(k.partition(":")[0] for k in (*AFTER_A_STEP, *ONCE))) else []
-    target += [f"for={seconds:.1f}s"] if name in (*STORAGE[:3], "slow-storage", "net-loss", "net-slow", *GPUS[:6]) else []
+    target += [f"for={seconds:.1f}s"] if name in ("enospc", "eio", "read-only", "slow-storage", "net-loss", "net-slow", *GPUS[:6]) else []
+    if name in SILENT:
+        step = min(step, steps - 15)
     moment = f"step={step}"
     if in_phase and name in (*ANY_MOMENT, "raise", "exit"):
         moment = f"phase=save,step={step}" if phase == "save" else f"phase={phase},attempt={attempt}"
