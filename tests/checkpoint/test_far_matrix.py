@@ -30,7 +30,7 @@ from .test_keeper import load, same, state_of
 
 pytestmark = [
     pytest.mark.exhaustive,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.parametrize("store", ["s3", "volume", "mount"], indirect=True),
 ]
 LEAST_CALLS = {"s3": 14, "volume": 12, "mount": 20}
@@ -87,7 +87,7 @@ def faulty(store: Store, keepers: Any, tmp_path: Path, fault: str, how: str) -> 
         keepers.folder = folder
         keepers.start(fault, at, how)
         checkpoints = DictCheckpoints(str(place), keep=1)
-        checkpoints.save(state_of(1), 1).result(60)
+        checkpoints.save(state_of(1), 1).result(300)
         (folder / "armed").touch()
         yield folder, place, checkpoints, checkpoints.save(state_of(2), 2)
         checkpoints._store._saver.close()
@@ -98,7 +98,7 @@ def faulty(store: Store, keepers: Any, tmp_path: Path, fault: str, how: str) -> 
 def test_a_call_that_fails_once(troubled: Store, keepers: Any, tmp_path: Path) -> None:
     """Whatever call fails once, the save is tried again and becomes durable with the right bits."""
     for _, place, _, pending in faulty(troubled, keepers, tmp_path, "EIO", "once"):
-        pending.result(60)
+        pending.result(300)
         newest_is_whole(place, 2)
 
 
@@ -110,7 +110,7 @@ def test_storage_that_fails_from_a_call_on(troubled: Store, keepers: Any, tmp_pa
         newest_is_whole(place, 1)
         (folder / "armed").unlink()
         for step in (3, 4, 5):  # a deletion may meet one of the faults that are on
-            checkpoints.save(state_of(step), step).result(60)
+            checkpoints.save(state_of(step), step).result(300)
             newest_is_whole(place, step)
             if [f.step for f in found_in(place)] == [step]:
                 break
@@ -133,7 +133,7 @@ def test_keeper_killed_at_a_call_and_replaced(troubled: Store, keepers: Any, tmp
     for _, place, _, pending in faulty(troubled, keepers, tmp_path, "KILL", "before"):
         keepers.end()
         keepers.start(*NEVER)
-        pending.result(60)
+        pending.result(300)
         newest_is_whole(place, 2)
 
 
