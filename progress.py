@@ -52,37 +52,13 @@ class Mark(IntEnum):
 class _Word:
     """Where each 64-bit word of a page is. Plain numbers: an enum's names are looked up by Python code, in every step of the training."""
 
-    SEQ = 0
-    TIME = 1
-    STEP = 2
-    PHASE = 3
-    STEPS_DONE = 4
-    LAST_STEP_NS = 5
-    LONGEST_STEP_NS = 6
-    DATA_WAIT_NS = 7
-    SAVE_STALL_NS = 8
-    RESTORED_STEP = 9
-    SAVED_STEP = 10
-    DURABLE_STEP = 11
-    BATCH = 12
-    GLOBAL_BATCH = 13
-    CHAOS_FIRED = 14
-    STEP_TIME = 15
-    EXPLICIT = 16
-    PHASE_TIME = 17
-    EVAL_NS = 18
-    WORKERS = 19  # one more than there are; 0 is unknown
-    SAVES_ON_STOP = 20
-    LEFT = 21
-    SAVE_EVERY = 22
-    OWN_NS = 23
-    OWN_SINCE = 24
-    FINITE_STEP = 25
-    BAD_STEP = 26
-    RUN_STARTED = 27
-    LEAVING = 28
-    LOSS = 29  # a double
-    REPLICA = 30  # a step and a digest in one word, for a reader must not see one without the other
+    (
+        SEQ, TIME, STEP, PHASE, STEPS_DONE, LAST_STEP_NS, LONGEST_STEP_NS, DATA_WAIT_NS, SAVE_STALL_NS, RESTORED_STEP, SAVED_STEP,
+        DURABLE_STEP, BATCH, GLOBAL_BATCH, CHAOS_FIRED, STEP_TIME, EXPLICIT, PHASE_TIME, EVAL_NS, WORKERS, SAVES_ON_STOP, LEFT, SAVE_EVERY,
+        OWN_NS, OWN_SINCE, FINITE_STEP, BAD_STEP, RUN_STARTED, LEAVING, LOSS, REPLICA,
+    ) = range(31)  # fmt: skip
+    # WORKERS is one more than there are, 0 for unknown; LOSS is a double; REPLICA has a step and a digest in one word, for a reader must
+    # not see one without the other
     MARKS = 32  # one word per Mark from here on
 
 
