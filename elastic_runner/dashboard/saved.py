@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import events as ev
 from ..events import Event
@@ -22,6 +22,8 @@ class Saved:
     def add(self, e: Event) -> None:
         """Take one event."""
         if isinstance(e, ev.Saving):
+            if self.upload is not None and self.upload.step == e.step and not e.trouble:
+                e = replace(e, trouble=self.upload.trouble)  # it lasts until the save has ended
             self.upload = e
         elif isinstance(e, ev.SaveEnded):
             if self.upload is not None and e.fate != "skipped" and e.step >= self.upload.step:

@@ -11,7 +11,10 @@ import pytest
 from goodrun.checkpoint.catalogue import found_in
 from goodrun.checkpoint.places import located
 from goodrun.checkpoint.remote import bucket, objects
+from goodrun.elastic_runner.dashboard.board import Board
+from goodrun.elastic_runner.dashboard.command import board_as_dict
 from goodrun.elastic_runner.events import FirstStep, Notice, RankProgress, Restored, RunEnded, WorkersSpawned
+from goodrun.elastic_runner.exporting.status import words
 from goodrun.elastic_runner.reading import checkpoints_main
 
 from ..checkpoint.far import Fault, FilesApi
@@ -38,6 +41,20 @@ def durable(server):
     return sorted({int(path.split("step-")[1][:10]) for path in list(server.files) if path.endswith("manifest.json")})
 
 
+def status_lines(j):
+    """What the line at the bottom of the terminal said, event by event."""
+    board, lines = Board(), []
+    for e in j.events():
+        board.add(e)
+        lines.append(words(board, board.step))
+    return lines
+
+
+def board(j):
+    """What `goodrun top --json` says."""
+    return board_as_dict(Board().extend(j.events()))
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seconds", [6, pytest.param(120, marks=pytest.mark.exhaustive)])
 def test_down_for_a_while(job, server, seconds):
@@ -55,6 +72,8 @@ def test_down_for_a_while(job, server, seconds):
     assert durable(server)[-1] == 300
     told = [e.text for e in j.events(Notice)]
     assert any("storage answers again after" in text for text in told)
+    assert any("has not answered" in line for line in status_lines(j)), "the line at the bottom says so while it lasts"
+    assert "not saved" not in status_lines(j)[-1] and board(j)["storage_trouble"] == "", "and no longer, once all is well"
     assert len(j.events(WorkersSpawned)) == 1
     done = [int(line.split()[0]) for line in (j.where / "samples.l0.g000.r0").read_text().splitlines()]
     assert done == list(range(1, 301))
@@ -88,6 +107,8 @@ def test_gone_for_good(job, server, tmp_path, capsys):
     assert j.events(RunEnded)[0].status == 1
     [told] = {e.text for e in j.events(Notice) if "uploaded with" in e.text}
     assert told in j.err
+    assert told in status_lines(j)[-1]
+    assert board(j)["storage_trouble"] == told, "goodrun top --json"
     command = told.partition("uploaded with: ")[2].split()
     kept = Path(command[3])
     assert kept.is_relative_to(tmp_path / "state")
