@@ -19,7 +19,6 @@ from enum import IntEnum
 PAGE_FD_VARIABLE = "GOODRUN_PAGE_FD"
 PAGE_BYTES = 1024
 _TEXT_OFFSET, _TEXT_BYTES = 512, 512
-_DIGEST_BITS, _REPLICA_STEPS = 40, (1 << 23) - 1
 
 
 class Phase(IntEnum):
@@ -92,8 +91,8 @@ class Progress:
     """The first step whose loss was not; -1 if none."""
     loss: float | None
     """The newest finite one, if the script has given any."""
-    replica: tuple[int, int] | None
-    """A step, and the digest that the model had after it; None if the script gives none."""
+    replica: int
+    """A step and the digest that the model had after it, as bad_numbers.py reads them; -1 if there is none."""
     leaving_t: float
     """When its interpreter began to end, 0 if it has not: what it holds, connections above all, goes some time before the process does."""
     run_started: int
@@ -135,9 +134,8 @@ class Page:
         fd = os.memfd_create("goodrun-page")
         os.ftruncate(fd, PAGE_BYTES)
         page = cls(fd)
-        for word in (_Word.STEP, _Word.RESTORED_STEP, _Word.SAVED_STEP, _Word.DURABLE_STEP, _Word.LEFT, _Word.FINITE_STEP, _Word.BAD_STEP):
+        for word in ((w := _Word).STEP, w.RESTORED_STEP, w.SAVED_STEP, w.DURABLE_STEP, w.LEFT, w.FINITE_STEP, w.BAD_STEP, w.REPLICA):
             page._words[word] = -1
-        page._words[_Word.REPLICA] = -1
         return page, fd
 
     def close(self) -> None:
@@ -175,10 +173,8 @@ class Page:
             self.on_phase(Phase(entered))
 
     def optimizer_stepped(self) -> None:
-        """One optimizer step is done: counts steps until the script names them itself with `beat(step=…)`.
-
-        Inside a save or a restore it is none of the script's: torch steps a fresh optimizer once to give it a state.
-        """
+        """One optimizer step is done: counts steps until the script names them itself with `beat(step=…)`."""
+        # inside a save or a restore it is none of the script's: torch steps a fresh optimizer once to give it a state
         if self._words[_Word.PHASE] in (_SAVE, _RESTORE):
             return
         if self._words[_Word.EXPLICIT]:
@@ -260,14 +256,8 @@ class Page:
             self._words[_Word.BAD_STEP] = step
 
     def replica(self, step: int, digest: int) -> None:
-        """After step `step` the model has this digest; of both the lower bits are kept."""
-        self._words[_Word.REPLICA] = (step & _REPLICA_STEPS) << _DIGEST_BITS | digest & (1 << _DIGEST_BITS) - 1
-
-    def _read_replica(self, newest: int) -> tuple[int, int] | None:
-        word = self._words[_Word.REPLICA]
-        if word < 0:
-            return None
-        return newest - (newest - (word >> _DIGEST_BITS) & _REPLICA_STEPS), word & (1 << _DIGEST_BITS) - 1
+        """After step `step` the model has this digest; of the step 23 bits are kept, of the digest 40."""
+        self._words[_Word.REPLICA] = (step & 0x7F_FFFF) << 40 | digest & 0xFF_FFFF_FFFF
 
     def run_started(self, ns: int) -> None:
         """The start of the run by which checkpoints are fenced from now on: another one than the launcher's, where a clock was wrong."""
@@ -322,7 +312,6 @@ class Page:
     def read(self) -> Progress:
         """The page as it is now."""
         w = self._words
-        raw = self._map[_TEXT_OFFSET:PAGE_BYTES]
         return Progress(
             seq=w[_Word.SEQ],
             t=w[_Word.TIME] / 1e9,
@@ -345,7 +334,7 @@ class Page:
             finite_step=w[_Word.FINITE_STEP],
             bad_step=w[_Word.BAD_STEP],
             loss=self._floats[_Word.LOSS] if w[_Word.FINITE_STEP] >= 0 else None,
-            replica=self._read_replica(w[_Word.STEP]),
+            replica=w[_Word.REPLICA],
             leaving_t=w[_Word.LEAVING] / 1e9,
             run_started=w[_Word.RUN_STARTED],
             numbered=bool(w[_Word.EXPLICIT]) or w[_Word.RESTORED_STEP] >= 0,
@@ -355,7 +344,7 @@ class Page:
             step_t=w[_Word.STEP_TIME] / 1e9,
             phase_t=w[_Word.PHASE_TIME] / 1e9,
             marks=tuple(w[_Word.MARKS + m] / 1e9 for m in Mark),
-            restored_from=raw.split(b"\0", 1)[0].decode(errors="replace"),
+            restored_from=self._map[_TEXT_OFFSET:PAGE_BYTES].split(b"\0", 1)[0].decode(errors="replace"),
         )
 
 
@@ -397,11 +386,9 @@ def heartbeat(step: int | None = None, phase: Phase | str | None = None, loss: f
 @contextmanager
 def in_phase(phase: Phase) -> Iterator[None]:
     """Run a block under the name of `phase`; the phase before comes back afterwards."""
-    if _page is None:
-        yield
-        return
-    before = Phase(_page._words[_Word.PHASE])
-    _page.beat(phase=phase)
+    before = Phase(_page._words[_Word.PHASE]) if _page is not None else phase
+    if _page is not None:
+        _page.beat(phase=phase)
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ import torch
 
 from goodrun.checkpoint.catalogue import found_in
 from goodrun.checkpoint.replicas import Replicas
-from goodrun.elastic_runner.bad_numbers import NumbersWatch
+from goodrun.elastic_runner.bad_numbers import NumbersWatch, told_replica
 from goodrun.elastic_runner.events import AttemptStarted, Decided, Failed, Notice, Restored, RunEnded
 from goodrun.elastic_runner.policy import Budgets, Do, Failure, Kind, Slots, decide
 from goodrun.progress import Page
@@ -87,7 +87,7 @@ def test_who_is_odd_among_replicas():
 def test_a_step_and_its_digest_are_read_as_they_were_written():
     """Both fit into one word, whatever their size; the step is the newest that it can be."""
     for step, digest in ((0, 0), (5, -1), (1 << 23, 1 << 60), ((1 << 23) + 7, 12345)):
-        assert told(digest, step=step)[0].replica == (step, digest & (1 << 40) - 1)
+        assert told_replica(told(digest, step=step)[0]) == (step, digest & (1 << 40) - 1)
 
 
 def test_one_bit_of_any_parameter_is_another_digest():
@@ -102,7 +102,7 @@ def test_one_bit_of_any_parameter_is_another_digest():
             raw[at] ^= bit
             replicas.take(3)
             replicas.tell(page)
-            digests.append(page.read().replica)
+            digests.append(told_replica(page.read()))
     assert [step for step, _ in digests] == [3] * 18
     assert len(set(digests)) == 18
     with pytest.raises(ValueError, match="check_replicas"):
