@@ -235,6 +235,6 @@ def test_a_part_that_never_comes_is_given_up(tmp_path: Path) -> None:
         Drain(Disk(), Limiter()).write(work, given_up)
     assert still[6] < still[5], "what another node has begun to write is a sign of life"
     keeper = Keeper(socket.socket(), others_s=10.0)
-    assert keeper._in_vain(None, 9.0) is None  # type: ignore[arg-type]
-    assert "nothing has come from the other nodes for 10 s" in str(keeper._in_vain(None, 11.0))  # type: ignore[arg-type]
+    assert keeper.writer.in_vain(None, 9.0) is None  # type: ignore[arg-type]
+    assert "nothing has come from the other nodes for 10 s" in str(keeper.writer.in_vain(None, 11.0))  # type: ignore[arg-type]
     keeper.listener.close()
