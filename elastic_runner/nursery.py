@@ -198,7 +198,7 @@ class Nursery:
         t = self._template
         if t is None:
             return
-        if (t.command, t.preload) != (command, self.preload) or t.guessed not in (None, _read_at_import(os.environ)):
+        if (t.command, t.preload) != (command, self.preload) or (t.guessed is not None and t.guessed != _read_at_import(os.environ)):
             self._drop_template()
             return
         t.guessed = None

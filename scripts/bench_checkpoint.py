@@ -297,7 +297,8 @@ def main() -> None:
 def _run(args: argparse.Namespace, world: int, folder: str) -> dict[str, Any]:
     ours, life = os.pipe()
     name = f"bench-{os.getpid()}-{world}"
-    keeper = subprocess.Popen(keeper_command(name, "--parent", str(ours)), pass_fds=[ours], start_new_session=True)
+    command = keeper_command(name, "--parent", str(ours))
+    keeper = subprocess.Popen(command, stdout=subprocess.DEVNULL, pass_fds=[ours], start_new_session=True)
     os.close(ours)
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
