@@ -88,12 +88,12 @@ class Host:
         elif shelf is None:
             guest.line.send({"op": "nothing"})
         elif op == "newest":
-            _offer(guest, shelf, shelf.newest_whole())
+            self._offer(guest, shelf, shelf.newest_whole(), Token(*m["by"]))
         elif op == "held":
             guest.line.send({"op": "held", "snapshots": _held(shelf)})
         elif op == "parts":
             asked = Token(*m["token"]), m["number"]
-            _offer(guest, shelf, next((s for s in shelf.intact() if (s.token, s.number) == asked), None))
+            self._offer(guest, shelf, next((s for s in shelf.intact() if (s.token, s.number) == asked), None), Token(*m["by"]))
         elif guest.token < shelf.token:
             why = fenced(located(shelf.directory), shelf.token, guest.token)
             guest.line.send({"op": "failed", "number": m.get("number", 0), "why": why, "fenced": True})
@@ -194,6 +194,15 @@ class Host:
             self.tell(shelf, replaced, {"op": "failed", "number": replaced.number, "why": why, "replaced": True})
         guest.line.send({"op": "decided", "number": m["number"], "take": take})
 
+    def _offer(self, guest: Guest, shelf: Shelf, snapshot: Snapshot | None, by: Token) -> None:
+        """Give a rank the memory of all parts of a snapshot that are here; the attempt `by` is going to train on from it."""
+        if snapshot is None:
+            guest.line.send({"op": "nothing"})
+            return
+        shelf.goes_on(snapshot, by)
+        self.newer(shelf, by)
+        _give(guest, shelf, snapshot)
+
     def tell(self, shelf: Shelf, snapshot: Snapshot, message: Message) -> None:
         """Tell every rank of the snapshot's attempt; where none is left, tell whoever reads the log."""
         heard = False
@@ -222,11 +231,7 @@ def _held(shelf: Shelf) -> list[object]:
     return [[s.step, list(s.token), s.number, shelf.jobs[s.token].world_size, sorted(s.given)] for s in shelf.intact()]
 
 
-def _offer(guest: Guest, shelf: Shelf, snapshot: Snapshot | None) -> None:
-    """Give a rank the memory of all parts of a snapshot that are here."""
-    if snapshot is None:
-        guest.line.send({"op": "nothing"})
-        return
+def _give(guest: Guest, shelf: Shelf, snapshot: Snapshot) -> None:
     job = shelf.jobs[snapshot.token]
     entries, index, _ = job.blobs.get(snapshot.layout, ((), b"", b""))  # rank 0 gave them to its own keeper
     name = fresh_name(snapshot.step, snapshot.token, snapshot.number)

@@ -59,7 +59,7 @@ def choose(told: Sequence[Sequence[Held]]) -> tuple[tuple[int, Token, int], dict
     return None
 
 
-def among_nodes(line: Line | None, directory: Where, ranks: Ranks, trusted: Callable[[int, Token], bool]) -> Offer | None:
+def among_nodes(line: Line | None, directory: Where, ranks: Ranks, trusted: Callable[[int, Token], bool], by: Token) -> Offer | None:
     """The newest snapshot that the nodes' keepers have whole between them; all ranks call this, and all have the same answer."""
     mine = [h for h in _held(line, directory) if trusted(h.step, h.token)] if line is not None else []
     chosen = choose(ranks.gather(mine))
@@ -69,7 +69,7 @@ def among_nodes(line: Line | None, directory: Where, ranks: Ranks, trusted: Call
     step, token, number = snapshot
     got: tuple[dict[str, Any], bytes, Slots] | None = None
     if line is not None and any(h.snapshot == snapshot for h in mine):
-        got = parts_of(line, {"op": "parts", "directory": str(directory), "token": list(token), "number": number})
+        got = parts_of(line, {"op": "parts", "directory": str(directory), "token": list(token), "number": number, "by": by})
     served = [part for part, rank in holders.items() if rank == ranks.rank]
     share: tuple[dict[str, Any] | None, bytes, dict[int, bytes]] | None = (None, b"", {})
     if served:

@@ -12,6 +12,7 @@ import torch
 
 from .codec import Tree, decode, shared_names
 from .errors import CheckpointDamaged, CheckpointError, CheckpointMismatch, StorageTrouble, StorageUnreachable
+from .fence import Token
 from .fetch import Files, Slots, Source, check_fit, dtype_of, fill, needed
 from .index import Index, read_index
 from .manifest import INDEX_FILE, Manifest, checked_bytes, shard_file, values_file
@@ -109,9 +110,9 @@ def _source(path: Where, manifest: Manifest, files: ExitStack) -> Source:
     return Files(path, manifest, files)
 
 
-def in_memory(line: Line, directory: Where) -> Offer | None:
-    """The newest snapshot that the keeper has whole in its memory."""
-    got = parts_of(line, {"op": "newest", "directory": str(directory)})
+def in_memory(line: Line, directory: Where, by: Token) -> Offer | None:
+    """The newest snapshot that the keeper has whole in its memory; `by` asks for it, to go on from there."""
+    got = parts_of(line, {"op": "newest", "directory": str(directory), "by": by})
     if got is None:
         return None
     m, index, slots = got

@@ -14,6 +14,7 @@ from .memory import Memory, SlotShape
 from .retention import Keep
 
 RETRY_AFTER_S = (0.25, 1.0, 4.0, 15.0, 30.0)
+_NOBODY = Token(0, 0)
 _HURRIED_RETRIES = 2
 """How many of these a job gets that has come to its end and waits."""
 
@@ -82,11 +83,13 @@ class Shelf:
     snapshots: list[Snapshot] = field(default_factory=list)
     spare: list[Memory] = field(default_factory=list)
     closing: bool = False
+    claimed: Token = _NOBODY
+    """The newest attempt that has asked for a snapshot."""
 
     @property
     def token(self) -> Token:
         """The newest attempt's."""
-        return max(self.jobs, default=Token(0, 0))
+        return max((*self.jobs, self.claimed))
 
     def begins(self, job: Job) -> list[Snapshot]:
         """A new attempt is here: what older ones left unfinished can never become whole. Returns what is dropped for it."""
@@ -166,6 +169,12 @@ class Shelf:
         if snapshot.tries > limit:
             return None
         return now + RETRY_AFTER_S[snapshot.tries - 1]
+
+    def goes_on(self, snapshot: Snapshot, by: Token) -> None:
+        """The attempt `by` trains on from it: what storage did not take is tried anew, in its name, or would never lie there."""
+        self.claimed = max(self.claimed, by)
+        if snapshot.state is State.FAILED:
+            snapshot.state, snapshot.tries, snapshot.not_before = State.WAITING, 0, 0.0
 
     def newest_whole(self) -> Snapshot | None:
         """The newest snapshot that can be restored from memory: every rank of its world gave its part here, and it is intact."""

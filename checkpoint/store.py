@@ -195,11 +195,11 @@ class Store:
         mine: Offer | None = None
         line, directory = self._saver.link.find(), self._saver.link.directory
         if self._claim.given and ADDRESS_VARIABLE in os.environ:
-            # Whoever is older must not be able to drop or overwrite what is about to be read.
+            by = self._claim.token()  # whoever is older must not be able to drop or overwrite what is about to be read
             if self.ranks.size != len(self.ranks.local):
-                mine = among_nodes(line, directory, self.ranks, self._trusts)
+                mine = among_nodes(line, directory, self.ranks, self._trusts, by)
             elif line is not None:
-                mine = in_memory(line, directory)
+                mine = in_memory(line, directory, by)
                 if mine is not None and not self._trusts(mine.step, Token(mine.started, mine.generation)):
                     mine = None
         if line is not None:

@@ -20,7 +20,11 @@ START_AGAIN = 75
 
 
 def succeeded(sup: Supervisor) -> int:
-    """Every rank ended with 0."""
+    """Every rank ended with 0; that is not enough where the last snapshot was lost on its way to storage."""
+    if why := sup.recorder.saves.lost:
+        sup.say(f"FAILED: training is over, and its last checkpoint is not in storage: {why}")
+        _end(sup, "failed", 1, why)
+        return 1
     _end(sup, "succeeded", 0, "")
     if (again := sup.attempts - 1) > 0:
         s = "" if again == 1 else "s"

@@ -21,6 +21,9 @@ class Saves:
         """The newest step that became durable in this run."""
         self.made = 0
         """How many did."""
+        self.lost = ""
+        """Why the newest snapshot is not in storage, where nothing newer is."""
+        self._lost_step = -1
         self._journal, self._say, self._note = journal, say, note
         self._stopped: tuple[int, Pages] | None = None
 
@@ -35,6 +38,10 @@ class Saves:
             fate = "replaced" if told.get("replaced") else "kept" if told.get("kept") else op
             if fate == "durable":
                 self.durable, self.made = max(self.durable, step), self.made + 1
+            if fate in ("failed", "kept") and not told.get("fenced"):
+                self.lost, self._lost_step = why, step
+            elif fate == "durable" and step >= self._lost_step:
+                self.lost = ""
             self._journal.write(SaveEnded(step=step, fate=fate, seconds=told.get("seconds", 0.0), path=told.get("path", ""), why=why))
 
     def stopped(self, before: Pages, after: Pages) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from goodrun.checkpoint.catalogue import found_in
 from goodrun.elastic_runner.events import Notice, SaveEnded, Saving
 from goodrun.elastic_runner.journal import Journal, read_events
 from goodrun.elastic_runner.saves import Saves
@@ -44,6 +45,16 @@ def test_every_snapshot_has_an_end_in_the_record(job, how, left_out):
     assert {e.step for e in under_way} <= {e.step for e in durable} and under_way
 
 
+@pytest.mark.parametrize(("seconds", "status"), [(1.8, 0), (60, 1)])
+def test_storage_that_fails_under_the_last_save(job, seconds, status):
+    """The ranks give up on it, and the next attempt finds it in memory with nothing left to train: it is written all the same, or told."""
+    j = job("--nproc-per-node", 2, "--chaos", f"eio:for={seconds}s@step=17", "train.py", 20)
+    assert j.wait(100) == status
+    newest = next(f for f in found_in(j.where / "checkpoints") if not f.fault)
+    assert newest.step == (15 if status else 20)
+    assert ("its last checkpoint is not in storage: step 20 was not saved" in j.err) == bool(status)
+
+
 def test_what_the_keeper_tells_becomes_events(saves):
     """Each thing told is one event; what went wrong is a remark, too."""
     told, _, events = saves
@@ -59,7 +70,10 @@ def test_what_the_keeper_tells_becomes_events(saves):
     fates = [(5, "durable"), (6, "replaced"), (7, "kept"), (8, "failed"), (9, "skipped")]
     assert [(e.step, e.fate) for e in events(SaveEnded)] == fates
     assert [e.text for e in events(Notice)] == ["503", "gone", "full"]
-    assert (told.durable, told.made) == (5, 1)
+    assert (told.durable, told.made, told.lost) == (5, 1, "full")
+    told.hear({"op": "failed", "step": 12, "why": "of an older attempt", "fenced": True})
+    told.hear({"op": "durable", "step": 8})
+    assert told.lost == ""
 
 
 @pytest.mark.parametrize(

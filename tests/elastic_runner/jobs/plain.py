@@ -50,7 +50,7 @@ elif what == "stubborn":  # ignores SIGTERM; rank 1 dies at the first attempt
     if generation == "0":
         time.sleep(300)
 elif what == "helper":  # each rank has a helper process; rank 1 dies at the first attempt
-    helper = subprocess.Popen(["sleep", "300"], process_group=0)
+    helper = subprocess.Popen(["sleep", "300"], preexec_fn=os.setpgrp)
     mark(f"helper.r{rank}.g{generation}", helper.pid)
     if generation == "0":
         if rank == 1:
