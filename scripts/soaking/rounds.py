@@ -45,7 +45,7 @@ def entry(dice: random.Random, kind: str, steps: int) -> str:
     name, _, options = kind.partition(":")
     rank, slot, step, seconds = dice.randrange(RANKS), dice.randrange(RANKS), dice.randint(2, steps - 5), dice.uniform(0.5, 3.0)
     in_phase, phase, attempt = dice.random() < 0.4, dice.choice(("start", "save", "restore")), dice.randint(0, 2)
-    target = [f"slot={slot}"] if name in ("gpu-lost", "ecc", "throttle", "probe-hang", "probe-error", "xid") else []
+    target = [f"slot={slot}"] if name in (*GPUS[:6], "xid") else []
     target += [f"rank={rank}"] if name in (*ANY_MOMENT, *(k.partition(":")[0] for k in (*AFTER_A_STEP, *ONCE))) else []
     target += [f"for={seconds:.1f}s"] if name in ("enospc", "eio", "read-only", "slow-storage", "net-loss", "net-slow", *GPUS[:6]) else []
     if name in SILENT:
