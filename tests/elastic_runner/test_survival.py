@@ -127,6 +127,8 @@ def test_two_hundred_kills_in_a_row(job):
     early, late = held[len(held) // 4 : len(held) // 2], held[-len(held) // 4 :]
     for name in ("launcher", "template"):
         for what in (0, 1):
-            before, after = (statistics.median(h[name][what] for h in part) for part in (early, late))
+            # the least of the descriptors: while it forks standbys the template has a few more, and a leak raises the least, too
+            typical = (statistics.median, min)[what]
+            before, after = (typical([h[name][what] for h in part]) for part in (early, late))
             print(f"{name} {'MiB' if what == 0 else 'descriptors'}: {before} -> {after}")
             assert after <= 1.02 * before
