@@ -67,7 +67,8 @@ def console() -> None:
 def main(args: Sequence[str] | None = None) -> None:
     """Run a job as `torch.distributed.run.main` does: `args` is the command line, by default the process's own.
 
-    Raises ChildFailedError for a failed job, SignalException for one that a signal stopped, SystemExit for a command line that cannot work.
+    Raises ChildFailedError for a failed job, SignalException for one that a signal stopped, SystemExit for a command line that cannot work,
+    or where all ranks ended well and the last checkpoint was lost.
     """
     errors: list[BaseException] = []
     status = launch(sys.argv[1:] if args is None else [str(a) for a in args], errors.append)

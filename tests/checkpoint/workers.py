@@ -107,23 +107,28 @@ def own(root: Path, phase: str) -> None:
     tell(root, phase, wanted if phase == "save" else [digest(state["rng"]), repr(state["py"]), state["data"]])
 
 
-def sharded(root: Path, phase: str) -> None:
-    """FSDP2 where there are several ranks, a bare module where there is one."""
-    torch.manual_seed(1 if phase == "save" else 2)
-    model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
-    if WORLD > 1:
-        fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)))
+def there_and_back(root: Path, phase: str, model: nn.Sequential) -> None:
+    """Save a model and its moments after two steps, or load them into these."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     checkpointer = Checkpointer(root / "ckpt", model=model, optimizer=optimizer)
     if phase == "save":
         for _ in range(2):
-            model(torch.ones(2, 5)).sum().backward()
+            model(torch.ones(2, model[0].in_features)).sum().backward()
             optimizer.step()
         checkpointer.save(2)
         checkpointer.close()
     else:
         assert checkpointer.restore() == 2
     digested(root, phase, (model, optimizer))
+
+
+def sharded(root: Path, phase: str) -> None:
+    """FSDP2 where there are several ranks, a bare module where there is one."""
+    torch.manual_seed(1 if phase == "save" else 2)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+    if WORLD > 1:
+        fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)))
+    there_and_back(root, phase, model)
 
 
 def laid(model: nn.Module, how: str) -> None:
@@ -143,17 +148,7 @@ def meshed(root: Path, phase: str, how: str) -> None:
     torch.manual_seed(1 if phase == "save" else 2)
     model = nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 12), nn.Linear(12, 3))
     laid(model, how)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    checkpointer = Checkpointer(root / "ckpt", model=model, optimizer=optimizer)
-    if phase == "save":
-        for _ in range(2):
-            model(torch.ones(2, 6)).sum().backward()
-            optimizer.step()
-        checkpointer.save(2)
-        checkpointer.close()
-    else:
-        assert checkpointer.restore() == 2
-    digested(root, phase, (model, optimizer))
+    there_and_back(root, phase, model)
 
 
 def full(root: Path, look: str) -> None:
