@@ -163,6 +163,11 @@ class Shelf:
         after = [s for s in self.snapshots if s.state is State.WAITING and (s.token, s.number) > (snapshot.token, snapshot.number)]
         return after[0] if after else None
 
+    def overtaken(self) -> list[Snapshot]:
+        """Those that wait for another try while a newer one is durable already: nobody needs them any more."""
+        durable = max(((s.token, s.number) for s in self.snapshots if s.state is State.DURABLE), default=(_NOBODY, 0))
+        return [s for s in self.snapshots if s.state is State.WAITING and (s.token, s.number) < durable]
+
     def retry_at(self, snapshot: Snapshot, now: float) -> float | None:
         """When a snapshot whose write has failed is tried again; None if it is given up."""
         limit = _HURRIED_RETRIES if self.closing else len(RETRY_AFTER_S)

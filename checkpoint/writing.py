@@ -81,6 +81,10 @@ class Writer:
         if self.running is not None:
             return
         for shelf in self.host.shelves.values():
+            for old in shelf.overtaken():
+                old.state = State.FAILED
+                why = f"step {old.step} was not saved: storage did not take it before a newer one was durable"
+                self.host.tell(shelf, old, {"op": "failed", "number": old.number, "why": why, "replaced": True})
             snapshot = shelf.next(time.monotonic())
             if snapshot is not None:
                 snapshot.state = State.WRITING

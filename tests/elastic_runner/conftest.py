@@ -26,6 +26,9 @@ from goodrun.elastic_runner.journal import read_events
 
 settings.register_profile("goodrun", deadline=None, database=None, derandomize=True)  # the same cases each time, and nothing left on disk
 settings.load_profile("goodrun")
+# the suite may have been started by `&` or nohup, and what is ignored is inherited
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 JOBS = Path(__file__).parent / "jobs"
 

@@ -95,7 +95,7 @@ def test_a_launcher_that_inherited_an_ignored_sigchld_sees_its_ranks_end(job):
 def test_signals_to_handle_is_the_whole_list(job):
     """A signal that is not in --signals-to-handle has its default effect."""
     words = ("--nproc-per-node", 2, "--signals-to-handle", "SIGTERM", "plain.py", "wait")
-    j = job(*words, prefix=("env", "--default-signal=HUP"))  # the suite may run under nohup
+    j = job(*words)
     pids = up(j)
     j.proc.send_signal(signal.SIGHUP)
     assert j.wait(20) == -signal.SIGHUP
