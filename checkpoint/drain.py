@@ -7,9 +7,11 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -142,7 +144,6 @@ class Drain:
             if not work.first:
                 return self._await_commit(work, given_up)
             self._await_others(work, written, given_up)
-        self._write_heads(work, written)
         self._storage.sync_directory(work.path)
         # Between this look and the rename lies less than a millisecond: that is what the fence leaves open.
         work.fence.check()
@@ -155,44 +156,48 @@ class Drain:
             return self.write(work, lambda still_s: None)
         written = self._write_own(work)
         if work.first:
-            self._write_heads(work, written)
             self._storage.replace(work.path / HEAD_FILE, _manifest(work, written).to_bytes())
         return work.path
 
     def _write_own(self, work: Work) -> Written:
-        """The files of this node's ranks, and a note of them where there are other nodes."""
+        """The files of this node's ranks, what rank 0 has for all if it is here, and a note of them where there are other nodes."""
         self._storage.make_directory(work.path)
+        files: list[Callable[[], Written]] = [partial(self._write_shard, work, part) for part in work.parts.values()]
+        files += [partial(self._write_small, work, part.rank, values_file(part.rank), part.values) for part in work.parts.values()]
+        if work.first:
+            files += [partial(self._write_small, work, 0, *head) for head in ((INDEX_FILE, work.index), (".metadata", work.metadata))]
         written = Written(set(work.parts))
-        for part, (files, sums) in zip(work.parts.values(), self._write_parts(work), strict=True):
-            written.files.update(files)
-            written.items[shard_file(part.rank)] = sums
+        for one in self._at_once(files):
+            written.files.update(one.files)
+            written.items.update(one.items)
         if len(work.parts) < work.world_size:
             self._storage.replace(work.path / note_file(work.parts), written.to_bytes())
         return written
 
-    def _write_parts(self, work: Work) -> Iterable[tuple[dict[str, tuple[int, int]], tuple[int, ...]]]:
-        """Those of all ranks: one after the other, or at once where that is quicker."""
-        width = min(self._storage.width, len(work.parts))
-        if width <= 1:
-            return [self._write_part(work, part) for part in work.parts.values()]
-        with ThreadPoolExecutor(width, "goodrun-shards") as pool:
-            return list(pool.map(lambda part: self._write_part(work, part), work.parts.values()))
+    def _at_once(self, files: list[Callable[[], Written]]) -> Iterable[Written]:
+        """As many at a time as storage likes best: while one waits to be durable, another is written."""
+        if self._storage.width <= 1:
+            return [write() for write in files]
+        with ThreadPoolExecutor(min(self._storage.width, len(files)), "goodrun-files") as pool:
+            return list(pool.map(lambda write: write(), files))
 
-    def _write_part(self, work: Work, part: Part) -> tuple[dict[str, tuple[int, int]], tuple[int, ...]]:
-        shard, values = shard_file(part.rank), values_file(part.rank)
-        sums = _Sums()
+    def _write_shard(self, work: Work, part: Part) -> Written:
+        name, sums = shard_file(part.rank), _Sums()
+        with closing(_ahead(self._sealed(part, sums))) as windows:  # a write that fails must not leave somebody at work in the slot
+            self._put(work, part.rank, name, len(part.shard), windows, direct=True)
+        return Written(files={name: (len(part.shard), sums.whole)}, items={name: tuple(sums.items)})
+
+    def _write_small(self, work: Work, rank: int, name: str, content: bytes) -> Written:
+        self._put(work, rank, name, len(content), [content])
+        return Written(files={name: (len(content), zlib.crc32(content))})
+
+    def _put(self, work: Work, rank: int, name: str, nbytes: int, content: Iterable[Bytes], *, direct: bool = False) -> None:
         try:
-            self._fits(work, part.rank, max(len(part.shard), len(part.values)))
-            self._storage.write(work.path / shard, self._sealed(part, sums), direct=True)
-            self._storage.write(work.path / values, [part.values])
+            if 0 <= work.fsize < nbytes:  # a rank's own limit binds whoever writes in its name
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(work.path / name))
+            self._storage.write(work.path / name, content, direct=direct)
         except OSError as e:
-            raise CheckpointError(f"rank {part.rank}: {e.strerror}") from e
-        files = {shard: (len(part.shard), sums.whole), values: (len(part.values), zlib.crc32(part.values))}
-        return files, tuple(sums.items)
-
-    def _fits(self, work: Work, rank: int, nbytes: int) -> None:
-        if 0 <= work.fsize < nbytes:  # a rank's own limit binds whoever writes in its name
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(work.path / shard_file(rank)))
+            raise CheckpointError(f"rank {rank}: {e.strerror}") from e
 
     def _sealed(self, part: Part, sums: _Sums) -> Iterator[Bytes]:
         """The shard in windows, with the checksum of every tensor filled in where a zip has it."""
@@ -252,13 +257,6 @@ class Drain:
             raise Abandoned(why)
         time.sleep(self._storage.look_every_s)  # a shared file system tells nobody of a new file
 
-    def _write_heads(self, work: Work, written: Written) -> None:
-        """What rank 0 has for all."""
-        self._fits(work, 0, max(len(work.index), len(work.metadata)))
-        for name, content in ((INDEX_FILE, work.index), (".metadata", work.metadata)):
-            self._storage.write(work.path / name, [content])
-            written.files[name] = (len(content), zlib.crc32(content))
-
     def abandon(self, work: Work) -> None:
         """Take away what was written of a snapshot that will not be committed; raises OSError where storage does not let it."""
         if work.first and self._storage.exists(work.path) and not self._storage.exists(work.path / MANIFEST_FILE):
@@ -270,6 +268,15 @@ class Drain:
             work.fence.check()
             others = len(work.parts) < work.world_size
             catalogue.prune(work.directory, work.keep, work.path, self._storage, known=self._known, others_write=others)
+
+
+def _ahead(windows: Iterator[Bytes]) -> Generator[Bytes]:
+    """The same, each made ready on another thread while storage takes the one before it: checksums cost as long as a fast disk does."""
+    with ThreadPoolExecutor(1, "goodrun-sums") as pool:
+        coming = pool.submit(next, windows, None)
+        while (window := coming.result()) is not None:
+            coming = pool.submit(next, windows, None)
+            yield window
 
 
 def _manifest(work: Work, written: Written) -> Manifest:

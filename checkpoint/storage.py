@@ -64,7 +64,7 @@ class Storage(Protocol[P]):
 class Disk:
     """A directory tree on a local or shared file system."""
 
-    width = 1
+    width = 2
     look_every_s = 0.02
 
     def call(self, verb: str, path: Path, act: Callable[[], T]) -> T:

@@ -32,6 +32,8 @@ class FaultyDisk(Disk):
     KILL:NAMES, of the processes whose ids are in the files FOLDER/NAMES; or RUN, the command that is in FOLDER/run.
     """
 
+    width = 1  # the same calls in the same order each time: every one of them is tried
+
     def __init__(self, fault: str, at: int, how: str, folder: Path) -> None:
         """Nothing is counted before it is armed."""
         self.fault, self.at, self.how, self.folder, self.count = fault, at, how, folder, 0
