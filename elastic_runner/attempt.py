@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import re
 import select
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from ..progress import Progress
 from . import memory, processes
 from .bad_numbers import NumbersWatch
+from .deaths import exception_of, first_of, lost_connection, raised_in
 from .hang import HangDetector, Suspicion, culprit
 from .policy import Failure, Kind
 from .processes import Signs
@@ -22,13 +20,9 @@ from .workers import Rank, WorkerContext
 
 LOOK_EVERY_S = 0.2
 _WEIGH_EVERY_S = 1.0
-_CONNECTION_LOST = re.compile(r"(gloo|nccl|Dist\w*Error).*(connect|closed|reset|refused|broken pipe|remote process)", re.IGNORECASE)
 STARTED_AFTER_S = 60.0
 """A script that shows no steps counts as started once it has run this long."""
 _SAY_LEFT_AFTER_S = 10.0
-_DIES_WITHIN_S = 0.2
-_ENDS_WITHIN_MS = 3000
-"""How long an interpreter that has begun to end is waited for, where its status tells whose fault it was."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +134,7 @@ class Attempt:
         if signum is not None:
             return Signalled(signum=signum)
         if any(r.code for r in self.ranks):
-            return self._death(self._first())
+            return self._death(first_of(self.ranks))
         if all(r.code == 0 for r in self.ranks):
             return Finished()
         if time.monotonic() - self._looked_t < LOOK_EVERY_S:
@@ -152,50 +146,9 @@ class Attempt:
                 r.held = memory.resident(r.pid) or r.held
         return self._bad_numbers() or self._look() or self._left() or Tick()
 
-    def _first(self) -> Rank:
-        """Who was first: a rank that something killed brings its peers down with exceptions, hardly ever the other way round."""
-        for r in self.ranks:
-            r.look()
-        dead = [r for r in self.ranks if r.code]
-        first = min(dead, key=lambda r: ((r.code or 0) >= 0, r.ended_t))
-        if (first.code or 0) < 0 or not _lost_connection(first):
-            return first
-        # one that raises, or leaves, has said so before its connections close, and may take longer to end than a peer that misses it
-        if raised := self._raised():
-            return min(raised, key=lambda r: (r.code is None, r.ended_t))
-        leaving = [r for r in self.ranks if (r.code or 0) >= 0 and r.page.read().leaving_t]
-        if leaving and (left := min(leaving, key=lambda r: r.page.read().leaving_t)) is not first:
-            self._await_end(left)
-            return left if left.code else first
-        return self._dying() or first
-
-    def _dying(self) -> Rank | None:
-        """A rank that a signal kills loses its connections a moment before it has ended; on a busy machine a peer may end in between."""
-        end = time.monotonic() + _DIES_WITHIN_S
-        while (left := end - time.monotonic()) > 0 and (alive := {r.pidfd: r for r in self.ranks if r.code is None}):
-            poll = select.poll()
-            for fd in alive:
-                poll.register(fd, select.POLLIN)
-            for fd, _ in poll.poll(left * 1000):
-                alive[fd].look()
-                if (alive[fd].code or 0) < 0:
-                    return alive[fd]
-        return None
-
-    @staticmethod
-    def _await_end(r: Rank) -> None:
-        poll = select.poll()
-        poll.register(r.pidfd, select.POLLIN)
-        poll.poll(_ENDS_WITHIN_MS)
-        r.look()
-
-    def _raised(self) -> list[Rank]:
-        """The ranks that have left an exception of their own behind; they may not have ended yet, and may never."""
-        return [r for r in self.ranks if r.code != 0 and _exception(r)[0] and not _lost_connection(r)]
-
     def _death(self, first: Rank) -> Broken:
         page, code = first.page.read(), first.code or 0
-        message, log = _exception(first)
+        message, log = exception_of(first)
         if code < 0:
             lost = self._lost(first, page)
             cause = f"rank {first.rank} lost its slot" if lost else f"rank {first.rank} killed by {signal_name(-code)}"
@@ -205,7 +158,7 @@ class Attempt:
                 cause += f" ({memory.verdict(first.held, memory.limit(self._group), for_memory)})"
         else:
             cause = f"rank {first.rank} {'raised ' + message.splitlines()[0] if message else f'exited with status {code}'}"
-            kind = Kind.CONNECTION if _lost_connection(first) else Kind.EXCEPTION
+            kind = Kind.CONNECTION if lost_connection(first) else Kind.EXCEPTION
             if kind is Kind.CONNECTION and (over := self._training_is_over()):
                 kind, cause = Kind.TEARDOWN, f"{over}, then {cause}"
             kind = Kind.STORAGE if message.startswith("SnapshotKept:") else kind
@@ -272,7 +225,7 @@ class Attempt:
         stopped = "stopped (state T)" in suspicion.evidence
         if not stopped and any(r.page.read().seq != pages[r.rank].seq for r in self.ranks if r.rank in pages):
             return None  # it moved while we looked
-        if raised := self._raised():  # its interpreter waits for a thread, or takes its memory apart: the others wait for it
+        if raised := raised_in(self.ranks):  # its interpreter waits for a thread, or takes its memory apart: the others wait for it
             return self._death(raised[0])
         blamed = (suspicion.ranks[0], "") if stopped else culprit(suspicion.ranks, pages, stacks, self._whole_job)
         if blamed is None:
@@ -323,18 +276,3 @@ def signal_name(signum: int) -> str:
         return signal.Signals(signum).name
     except ValueError:
         return f"signal {signum}"
-
-
-def _lost_connection(r: Rank) -> bool:
-    """Whether the exception that a rank left behind only says that a peer is gone."""
-    return bool(_CONNECTION_LOST.search(_exception(r)[0].partition("\n")[0]))
-
-
-def _exception(r: Rank) -> tuple[str, str]:
-    """The exception a rank left behind (its line, then the traceback), and the file where more of it is."""
-    where = r.stderr_file
-    try:
-        body = json.loads(Path(r.error_file).read_text())["message"]
-        return (f"{body['message']}\n{body['extraInfo']['py_callstack']}", where) if isinstance(body, dict) else (str(body), where)
-    except (OSError, ValueError, KeyError, TypeError):
-        return "", where

@@ -54,7 +54,6 @@ class Recorder:
         self._last_sizes: tuple[int, int] | None = None
         self._restored = self._stepped = False
         self._progress_t = 0.0
-        self._redone: int | None = None
         self.pacing = Pacing(journal, say)
         """What holds the ranks up."""
         self.saves = Saves(journal, self.notice, self.note)
@@ -103,23 +102,7 @@ class Recorder:
 
     def _write_progress(self, every: list[Progress]) -> None:
         self._progress_t = now = self._journal.clock()
-        self._journal.write(
-            RankProgress(
-                steps=tuple(p.step for p in every),
-                data_wait_s=tuple(round(p.data_wait_s + p.since(Phase.DATA, now), 3) for p in every),
-                save_stall_s=tuple(round(p.save_stall_s + p.since(Phase.SAVE, now), 3) for p in every),
-                longest_step_s=round(max((p.longest_step_s for p in every), default=0.0), 4),
-                durable_step=max((p.durable_step for p in every), default=-1),
-                eval_s=tuple(round(p.eval_s + p.since(Phase.EVAL, now), 3) for p in every),
-                own_s=tuple(round(p.own_s, 3) for p in every),
-                last_step_s=tuple(round(p.last_step_s, 4) for p in every),
-                silent_s=tuple(round(max(now - p.t, 0.0), 3) if p.t else 0.0 for p in every),
-                phases=tuple(p.phase.name.lower() for p in every),
-                step_t=round(max((p.step_t for p in every if p.steps_done), default=0.0), 6),
-                saved_step=max((p.saved_step for p in every), default=-1),
-                loss=statistics.fmean(losses) if (losses := [p.loss for p in every if p.loss is not None]) else None,
-            )
-        )
+        self._journal.write(_progress_of(every, now))
 
     def failure(self, attempt: Attempt, broken: Broken) -> None:
         """Write down everything known of a failure, before anything is stopped."""
@@ -252,3 +235,21 @@ class Recorder:
             if b0 and b1 and n0 * b0 != n1 * b1:
                 parts.append(f"the global batch is now {n1 * b1} (was {n0 * b0}), for the script fixes its batch per rank")
         return "; ".join(parts)
+
+
+def _progress_of(every: list[Progress], now: float) -> RankProgress:
+    return RankProgress(
+        steps=tuple(p.step for p in every),
+        data_wait_s=tuple(round(p.data_wait_s + p.since(Phase.DATA, now), 3) for p in every),
+        save_stall_s=tuple(round(p.save_stall_s + p.since(Phase.SAVE, now), 3) for p in every),
+        longest_step_s=round(max((p.longest_step_s for p in every), default=0.0), 4),
+        durable_step=max((p.durable_step for p in every), default=-1),
+        eval_s=tuple(round(p.eval_s + p.since(Phase.EVAL, now), 3) for p in every),
+        own_s=tuple(round(p.own_s, 3) for p in every),
+        last_step_s=tuple(round(p.last_step_s, 4) for p in every),
+        silent_s=tuple(round(max(now - p.t, 0.0), 3) if p.t else 0.0 for p in every),
+        phases=tuple(p.phase.name.lower() for p in every),
+        step_t=round(max((p.step_t for p in every if p.steps_done), default=0.0), 6),
+        saved_step=max((p.saved_step for p in every), default=-1),
+        loss=statistics.fmean(losses) if (losses := [p.loss for p in every if p.loss is not None]) else None,
+    )

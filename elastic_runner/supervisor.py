@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ..progress import Phase
-from .attempt import Attempt, Broken, Finished, Left, Signalled, signal_name
+from .attempt import Attempt, Broken, Finished, Left, Signalled
 from .bootstrap import MODULES_FILE_VARIABLE
+from .departing import Departure
 from .devices.ward import Ward
 from .events import AttemptStarted, Decided, WorkersSpawned
 from .hang import HangDetector
@@ -24,7 +24,7 @@ from .policy import Action, Do, Failure, Kind, Slots, decide
 from .preemption import PreemptionWatch
 from .recorder import Recorder
 from .seating import Seating
-from .signals import PASSED_ON, Signals
+from .signals import Signals
 from .stopping import Stopper
 from .trust import Trust
 from .workers import Spawn, WorkerContext
@@ -32,12 +32,8 @@ from .workers import Spawn, WorkerContext
 STARTED_VARIABLE = "GOODRUN_RUN_STARTED"
 """When the run began, in nanoseconds of wall time: with the generation, what checkpoints are fenced by."""
 _TEND_AFTER_S = 5.0
-_LOOK_EVERY_S = 0.1
 _NEWS_WITHIN_S = 0.5
 """A node's end reaches its peers' ranks and its peers' launchers within a few milliseconds of each other."""
-
-
-_LEAVE_WITHIN_S = 5.0
 
 
 class Outcome(Enum):
@@ -65,6 +61,7 @@ class Supervisor:
     """The slots that the ledger of this node leaves to the run; None: all."""
     seating: Seating = field(init=False)
     stopper: Stopper = field(init=False)
+    departure: Departure = field(init=False)
     chaos: Inflicting = field(init=False)
     trust: Trust = field(init=False)
     nursery: Nursery | None = None
@@ -81,7 +78,6 @@ class Supervisor:
     last_failure: Broken | None = None
     pending: Action | None = None
     """Decided, not yet performed."""
-    passed_on: set[int] = field(default_factory=set)
     news: Callable[[float], Changed | Ended | None] = lambda timeout_s: None
     """Why this round of nodes is over, once it is; waits up to so many seconds for that."""
 
@@ -96,6 +92,9 @@ class Supervisor:
             wait_s=self.config.wait_for_devices_s,
         )
         self.stopper = Stopper(journal=self.journal, signals=self.signals, say=self.say)
+        self.departure = Departure(
+            config=self.config, signals=self.signals, stopper=self.stopper, recorder=self.recorder, say=self.say
+        )
         self.chaos = Inflicting(
             plan=self.config.chaos,
             recorder=self.recorder,
@@ -172,11 +171,11 @@ class Supervisor:
                 self.recorder.progress(attempt.pages())
                 return Outcome.SUCCEEDED
             if isinstance(seen, Signalled):
-                self._signalled(seen.signum)
+                self.departure.signalled(attempt, seen.signum)
             elif isinstance(seen, Left):
                 gone, waiting = _names(seen.gone), _names(seen.waiting)
                 self.recorder.notice(f"{gone} left with status 0 a while ago; {waiting} still at work")
-            elif isinstance(seen, Broken) and self._left_with_another(attempt):
+            elif isinstance(seen, Broken) and self.departure.with_another(attempt, self.world_size):
                 self.membership_changed()
                 return Outcome.RESTART
             elif isinstance(seen, Broken) and not self._only_watched(attempt, seen):
@@ -191,24 +190,15 @@ class Supervisor:
         if self.nursery is not None and quiet and (command := attempt.context.common_command()):
             self.nursery.tend(command, len(attempt.ranks))
 
-    def _left_with_another(self, attempt: Attempt) -> bool:
-        """Whether the ranks have saved and left because another node was asked to leave, and the job may go on with fewer nodes."""
-        elastic = self.config.min_nodes < self.config.max_nodes and len(attempt.ranks) < self.world_size
-        return elastic and any(p.left_step >= 0 for p in attempt.pages().values())
-
     def _only_watched(self, attempt: Attempt, broken: Broken) -> bool:
-        """Detectors in dry run, and a rank that died of a signal we passed on: neither is a failure to act upon."""
+        """Whether this was a detector in dry run. A rank that has obeyed somebody ends the run here, as that asked."""
         if broken.failure.kind is Kind.HANG:
             self.recorder.hang(broken, dry_run=self.config.dry_run_detectors)
             if self.config.dry_run_detectors:
                 self.recorder.notice(f"{broken.cause} (dry run: nothing is done)")
                 attempt.forget_detector()
                 return True
-        code = next((r.code for r in attempt.ranks if r.rank == broken.failure.rank), None)
-        if code is not None and -code in self.passed_on:
-            self._stop(attempt, -code, ask=False)
-        if any(p.left_step >= 0 for p in attempt.pages().values()):  # asked from outside; all ranks have agreed on a step and leave
-            self._stop(attempt, signal.SIGTERM, ask=False)
+        self.departure.obeyed(attempt, broken.failure.rank)
         return False
 
     def _broken(self, attempt: Attempt, broken: Broken) -> Outcome:
@@ -240,8 +230,8 @@ class Supervisor:
 
     def membership_changed(self) -> None:
         """Another node came or went, or this one was left behind: start over with whoever is there."""
-        if self.attempt is not None and self.config.min_nodes == self.config.max_nodes and self._leaving(self.attempt):
-            self._stop(self.attempt, signal.SIGTERM, ask=False)
+        if self.attempt is not None:
+            self.departure.of_all(self.attempt)
         news = self.news(0.0)
         why = news.reason if news is not None else "another node joins or has left"
         if isinstance(news, Changed) and news.at_once and self.attempt is not None:
@@ -250,17 +240,6 @@ class Supervisor:
         self._decided(decide([failure], self.slots, self.config.budgets, self.restarts))
         self.recorder.interrupted()
         self.say(f"{why}: starting over with the nodes that are there")
-
-    def _leaving(self, attempt: Attempt) -> bool:
-        """Whether the ranks here leave, too: a node that was asked to stop signs off as soon as its own have left."""
-        end = time.monotonic() + _LEAVE_WITHIN_S
-        while True:
-            pages = attempt.pages().values()
-            if any(p.left_step >= 0 for p in pages):
-                return True
-            if all(p.phase is not Phase.SAVE for p in pages) or time.monotonic() > end:
-                return False
-            time.sleep(_LOOK_EVERY_S)
 
     @property
     def durable_step(self) -> int:
@@ -286,27 +265,6 @@ class Supervisor:
         self.seating.restart(slots)
 
     # -- stopping ------------------------------------------------------------------------------------------------------
-
-    def _signalled(self, signum: int) -> None:
-        assert self.attempt is not None
-        if signum in self.signals.stops:
-            self._stop(self.attempt, signum, ask=True)
-        elif signum in PASSED_ON:
-            self.passed_on.add(signum)
-            self.recorder.notice(f"passed {signal_name(signum)} on to every rank")
-            self.attempt.context.ask(signum)
-
-    def _stop(self, attempt: Attempt, signum: int, *, ask: bool) -> None:
-        grace = self.config.shutdown_timeout_s
-        asked = signal.SIGTERM if signal_name(signum) == self.config.requeue_signal else signum  # it is SIGTERM that ranks save upon
-        if ask:
-            ranks = len(attempt.ranks)
-            self.say(f"{signal_name(signum)}: asked {ranks} ranks to stop; they have {grace} s (a second Ctrl-C kills them now)")
-        before = attempt.pages()
-        self.recorder.progress(before)
-        self.stopper.stop(attempt, asked, grace, "signal", ask=ask)
-        self.recorder.saves.stopped(before, self.stopper.last_pages)
-        raise self.signals.raises(signum)  # torch leaves the rendezvous open for the other nodes when this passes through it
 
     def end(self) -> None:
         """Leave no rank behind, whatever happened."""

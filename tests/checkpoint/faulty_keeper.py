@@ -65,9 +65,11 @@ class FaultyDisk(Disk):
             for found in self.folder.glob(whom):
                 os.kill(int(found.read_text()), signal.SIGKILL)
         elif kind == "KILL":
-            if self.how == "after":
-                act()
-            os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                if self.how == "after":
+                    act()  # a mount may have a fault of its own here
+            finally:
+                os.kill(os.getpid(), signal.SIGKILL)
         else:
             number = getattr(errno, self.fault)
             raise OSError(number, os.strerror(number), str(path))
