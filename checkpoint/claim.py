@@ -6,7 +6,7 @@ import os
 
 from .. import progress
 from .catalogue import check_directory
-from .errors import StorageTrouble, StorageUnreachable
+from .errors import StorageUnreachable
 from .fence import Fence, Token, own_token
 from .places import Where, hurried
 from .ranks import Ranks
@@ -14,17 +14,21 @@ from .wire import ADDRESS_VARIABLE
 
 
 class Claim:
-    """Made on all ranks alike. A later attempt of a run does not need storage that is down: a snapshot may be in the keeper's memory."""
+    """Made on all ranks alike.
+
+    A later attempt of a run does not need storage that is down or cannot be written: a snapshot may be in the keeper's memory.
+    """
 
     def __init__(self, directory: Where, ranks: Ranks) -> None:
-        """Check that the directory can be ours; nothing is written."""
+        """Check that the directory can be ours, if no attempt before this one has; nothing is written."""
         token, self.given = own_token()
         self.again = self.given and token.generation > 0 and ADDRESS_VARIABLE in os.environ
         self._directory, self._ranks = directory, ranks
         self._fence = Fence(directory, token, given=self.given)
         self._agreed: Token | None = None
         self.hurry(self.again)
-        ranks.from_first(self._check)
+        if not self.again:
+            ranks.from_first(lambda: check_directory(directory))
 
     def hurry(self, yes: bool) -> None:
         """Whether storage that is down is asked with little patience, for there may be no need of it."""
@@ -38,17 +42,10 @@ class Claim:
                 page.run_started(self._agreed.started)
         return self._agreed
 
-    def _check(self) -> None:
-        try:
-            check_directory(self._directory)
-        except StorageUnreachable:
-            if not self.again:
-                raise
-
     def _claim(self) -> Token:
         try:
             return self._fence.claim()
-        except StorageTrouble as e:
+        except OSError as e:
             if not self.again:
-                raise StorageUnreachable(f"{self._directory} cannot be looked at: {e.strerror}") from None
+                raise StorageUnreachable(f"{self._directory} cannot be claimed: {e.strerror}") from None
             return self._fence.token  # the keeper looks again before it writes

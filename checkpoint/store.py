@@ -16,7 +16,7 @@ from . import catalogue
 from .claim import Claim
 from .codec import Place, Tree
 from .distrust import Distrust, distrusts, mark
-from .errors import CheckpointDamaged, CheckpointError, CheckpointMismatch, StorageTrouble, StorageUnreachable
+from .errors import CheckpointDamaged, CheckpointError, CheckpointMismatch, StorageUnreachable
 from .fence import Token
 from .leaving import shared_words
 from .manifest import INDEX_FILE, Manifest
@@ -154,8 +154,8 @@ class Store:
         try:
             found.extend(self._candidates(source))
             return len(found), _rank_of_memory(recent, found, source, self._started), ""
-        except (StorageTrouble, StorageUnreachable) as e:
-            why = f"{self.directory} cannot be looked at: {e.strerror if isinstance(e, StorageTrouble) else e}"
+        except (OSError, StorageUnreachable) as e:
+            why = f"{self.directory} cannot be looked at: {e.strerror if isinstance(e, OSError) else e}"
             if not self._claim.again or recent is None or recent.started != self._started:
                 raise StorageUnreachable(why) from None
             return 0, 0, why  # of this run nothing newer than what is in memory was ever written

@@ -1,8 +1,10 @@
-"""Whole jobs whose checkpoints lie across the network, in a volume over the Files API, while that is down for a time or for good."""
+"""Whole jobs while their storage is down for a time or for good: a volume over the Files API, or a disk that is full or read-only."""
 
 import os
 import signal
+import subprocess
 import time
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,13 +20,13 @@ from goodrun.elastic_runner.exporting.status import words
 from goodrun.elastic_runner.reading import checkpoints_main
 
 from ..checkpoint.far import Fault, FilesApi
-
-pytest.importorskip("databricks.sdk")
+from ..checkpoint.test_real_disk import tmpfs  # noqa: F401 (a fixture)
 
 
 @pytest.fixture
 def server(monkeypatch):
     """A volume; this process and the jobs find it through the environment."""
+    pytest.importorskip("databricks.sdk")
     with FilesApi().serving() as found:
         found.token = "dapi-sEcReT" + found.token
         monkeypatch.setenv("DATABRICKS_HOST", found.url)
@@ -93,6 +95,36 @@ def test_a_rank_dies_while_storage_is_down(job, server):
     server.plan.faults = []
     j.ok(200)
     assert durable(server)[-1] == 100
+
+
+@pytest.mark.parametrize("how", ["read-only", "full"])
+def test_a_rank_dies_while_the_disk_takes_nothing(job, tmpfs, how):  # noqa: F811
+    """The same with a directory that cannot be claimed: the job is back from memory, and all is durable once the disk is well again."""
+    place, ballast = tmpfs.path / "run", tmpfs.path / "ballast"
+
+    def newest():
+        return next((f.step for f in found_in(place) if f.manifest is not None), -1)
+
+    j = job("--nproc-per-node", 2, "train.py", 100, env={"TEST_PAUSE": "0.1", "TEST_CHECKPOINTS": str(place)})
+    j.until(lambda: newest() > 0, timeout=100)
+    if how == "full":
+        with suppress(OSError), open(ballast, "wb", buffering=0) as f:
+            while True:
+                f.write(bytes(4096))
+    else:
+        subprocess.run(tmpfs.remounting("ro"), check=True)
+    last = newest()
+    j.until(lambda: max((e.saved_step for e in j.events(RankProgress)), default=-1) > last)
+    os.kill(j.events(WorkersSpawned)[0].pids[1], signal.SIGKILL)
+    j.until(lambda: len(j.events(FirstStep)) == 2, timeout=100)
+    [restored] = j.events(Restored)
+    assert restored.step > last
+    if how == "full":
+        ballast.unlink()
+    else:
+        subprocess.run(tmpfs.remounting("rw"), check=True)
+    j.ok()
+    assert newest() == 100
 
 
 @pytest.mark.timeout(300)
