@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
 
 from .. import progress
 from .catalogue import check_directory
-from .errors import StorageUnreachable
+from .errors import StorageTrouble, StorageUnreachable
 from .fence import Fence, Token, own_token
 from .places import Where, hurried
 from .ranks import Ranks
 from .wire import ADDRESS_VARIABLE
+
+_TRIES = 3
+_PAUSE_S = 0.1
 
 
 class Claim:
@@ -43,9 +47,15 @@ class Claim:
         return self._agreed
 
     def _claim(self) -> Token:
-        try:
-            return self._fence.claim()
-        except OSError as e:
-            if not self.again:
-                raise StorageUnreachable(f"{self._directory} cannot be claimed: {e.strerror}") from None
-            return self._fence.token  # the keeper looks again before it writes
+        for _ in range(_TRIES):
+            try:
+                return self._fence.claim()
+            except StorageTrouble as e:  # it has been asked again already
+                error: OSError = e
+                break
+            except OSError as e:  # a mounted volume fails now and then
+                error = e
+                time.sleep(_PAUSE_S)
+        if not self.again:
+            raise StorageUnreachable(f"{self._directory} cannot be claimed: {error.strerror}")
+        return self._fence.token  # the keeper looks again before it writes

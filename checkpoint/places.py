@@ -15,6 +15,8 @@ from .url import Url
 Where = Path | Url
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
+_SLASH_LOST = re.compile(r"[a-z][a-z0-9+.-]+:/(?!/)")
+"""What pathlib makes of an address."""
 _VOLUME = re.compile(r"(/Volumes/[^/]+/[^/]+/[^/]+)(/.*)?")
 
 
@@ -25,6 +27,9 @@ def located(place: str | os.PathLike[str] | Url) -> Where:
     text = os.fspath(place)
     if _SCHEME.match(text):
         return _url(text)
+    if lost := _SLASH_LOST.match(text):
+        meant = f"{lost[0]}/{text[lost.end() :]}"
+        raise CheckpointError(f"{text} is an address that has lost a slash, as in Path('{lost[0]}/…'): give {meant!r}, a str")
     volume = _VOLUME.fullmatch(text)
     if volume is not None and not os.path.isdir(volume[1]):
         return Url(text.rstrip("/"))

@@ -334,6 +334,7 @@ def test_addresses(tmp_path: Path) -> None:
         ("abfs://c@a.dfs.core.windows.net/run?sig=hunter22", "must not hold a query"),
         ("nothing://bucket/run", "nothing:// is no address that fsspec knows"),
         ("memory://run", "memory:// lives in one process"),
+        (Path("s3://bucket/run"), r"lost a slash, as in Path\('s3://…'\): give 's3://bucket/run', a str"),
     ):
         with pytest.raises(CheckpointError, match=why) as refused:
             Checkpointer(address, model=nn.Linear(1, 1))

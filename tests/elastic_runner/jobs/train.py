@@ -34,7 +34,7 @@ sampler = ElasticSampler(len(data), global_batch=12, seed=3)
 loader = DataLoader(range(len(data)), batch_sampler=sampler, generator=torch.Generator(), num_workers=int("workers" in words))
 model(data[:1]).sum().backward()  # DDP orders its buckets anew after the first backward
 optimizer.zero_grad()
-place = Path(os.environ.get("TEST_CHECKPOINTS", here / "checkpoints"))
+place = os.environ.get("TEST_CHECKPOINTS", here / "checkpoints")
 busy, watched = os.environ.get("TEST_WHEN_BUSY", "wait"), {"model": model, "optimizer": optimizer, "sampler": sampler}
 every = "auto" if "auto" in words else 5
 checkpoints = Checkpointer(place, every=every, when_busy=busy, check_replicas="replicas" in words, **watched)
