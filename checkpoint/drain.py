@@ -23,6 +23,7 @@ from .notes import HEAD_FILE, Written, note_file, notes_among
 from .places import Where
 from .retention import Keep
 from .storage import Bytes, Storage
+from .vouching import Word, vouched
 
 _WINDOW = 8 << 20
 """Bytes that are checked and then written while they are still in the processor's cache."""
@@ -40,6 +41,7 @@ class Part:
     shard: memoryview
     items: tuple[Item, ...]
     values: bytes
+    word: Word
     done: int = 0
     """Bytes of the shard that were handed to storage."""
 
@@ -162,7 +164,7 @@ class Drain:
     def _write_own(self, work: Work) -> Written:
         """The files of this node's ranks, and a note of them where there are other nodes."""
         self._storage.make_directory(work.path)
-        written = Written(set(work.parts))
+        written = Written(set(work.parts), words={part.word for part in work.parts.values()})
         for part, (files, sums) in zip(work.parts.values(), self._write_parts(work), strict=True):
             written.files.update(files)
             written.items[shard_file(part.rank)] = sums
@@ -283,4 +285,5 @@ def _manifest(work: Work, written: Written) -> Manifest:
         files=written.files,
         items=written.items,
         committed=float(int(time.time())),
+        vouched=vouched(written.words),
     )

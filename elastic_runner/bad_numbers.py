@@ -36,7 +36,7 @@ class NumbersWatch:
 
     def _replicas(self, pages: Mapping[int, Progress]) -> Bad | None:
         """Digests are compared once all ranks have given that of one step; a rank that is behind is waited for."""
-        told = {rank: replica for rank, p in pages.items() if (replica := told_replica(p)) is not None}
+        told = {rank: replica for rank, p in pages.items() if (replica := p.replica) is not None}
         if len(told) < len(pages) or len(pages) < 2 or len({step for step, _ in told.values()}) > 1:
             return None
         step = next(step for step, _ in told.values())
@@ -54,13 +54,6 @@ class NumbersWatch:
             trusted_step=max(self._equal_step, 0, *(p.restored_step for p in pages.values())),
             cause=f"the model of rank {odd[0]} is not that of the others" if alone else "the models of the ranks are not equal",
         )
-
-
-def told_replica(p: Progress) -> tuple[int, int] | None:
-    """A step and the model's digest after it; the page has the lower bits of the step, and it is none later than the newest."""
-    if p.replica < 0:
-        return None
-    return p.step - (p.step - (p.replica >> 40) & 0x7F_FFFF), p.replica & 0xFF_FFFF_FFFF
 
 
 def _loss(pages: Mapping[int, Progress]) -> Bad | None:

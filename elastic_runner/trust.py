@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from ..checkpoint.distrust import DISTRUST_VARIABLE, Distrust, to_env
 from ..progress import Progress
 from .attempt import Broken
-from .bad_numbers import told_replica
 from .policy import Failure, Kind
 
 _NOTE_EVERY_S = 0.1
@@ -46,7 +45,7 @@ class Trust:
             done = min((p.finite_step for p in pages.values() if p.finite_step >= 0), default=-1)
         else:
             well = "the models of the ranks are equal at step {} now"
-            done = min((told[0] if (told := told_replica(p)) is not None else -1 for p in pages.values()), default=-1)
+            done = min((p.replica[0] if p.replica is not None else -1 for p in pages.values()), default=-1)
         if done < step:
             return
         self._replaying = None

@@ -9,7 +9,7 @@ import torch
 
 from goodrun.checkpoint.catalogue import found_in
 from goodrun.checkpoint.replicas import Replicas
-from goodrun.elastic_runner.bad_numbers import NumbersWatch, told_replica
+from goodrun.elastic_runner.bad_numbers import NumbersWatch
 from goodrun.elastic_runner.events import AttemptStarted, Decided, Failed, Notice, Restored, RunEnded
 from goodrun.elastic_runner.policy import Budgets, Do, Failure, Kind, Slots, decide
 from goodrun.progress import Page
@@ -32,6 +32,16 @@ def test_numbers_that_went_bad_once_are_the_devices_fault(job, who):
     assert ("slot 1 is suspected" in said) is (who == "one")
     marked = {f.step for f in found_in(j.where / "checkpoints") if f.manifest is None and "not trusted" in (f.fault or "")}
     assert 6 in marked and not marked & {2, 4}
+
+
+def test_a_good_checkpoint_outlives_those_of_bad_numbers_that_are_not_noticed_yet(job):
+    """The loss is said every fifth step, one checkpoint is kept, and two were committed between the corruption and the word of it."""
+    j = job("--nproc-per-node", 2, "bad_loss.py", "once", "one", 5).ok()
+    (failed,) = j.events(Failed)
+    assert (failed.kind, failed.step) == ("numbers", 10)
+    assert j.events(Restored)[0].step == 4  # the loss of step 5 was finite; 6, 8 and 10 are nobody's word
+    assert {(j.where / f"finite.{r}").read_text() for r in (0, 1)} == {"True"}
+    assert [f.step for f in found_in(j.where / "checkpoints")] == [40, 38]  # 39 is the newest step that the loss of 40 vouches for
 
 
 def test_numbers_that_go_bad_again_are_the_datas_or_the_codes(job):
@@ -87,7 +97,7 @@ def test_who_is_odd_among_replicas():
 def test_a_step_and_its_digest_are_read_as_they_were_written():
     """Both fit into one word, whatever their size; the step is the newest that it can be."""
     for step, digest in ((0, 0), (5, -1), (1 << 23, 1 << 60), ((1 << 23) + 7, 12345)):
-        assert told_replica(told(digest, step=step)[0]) == (step, digest & (1 << 40) - 1)
+        assert told(digest, step=step)[0].replica == (step, digest & (1 << 40) - 1)
 
 
 def test_one_bit_of_any_parameter_is_another_digest():
@@ -102,7 +112,7 @@ def test_one_bit_of_any_parameter_is_another_digest():
             raw[at] ^= bit
             replicas.take(3)
             replicas.tell(page)
-            digests.append(told_replica(page.read()))
+            digests.append(page.read().replica)
     assert [step for step, _ in digests] == [3] * 18
     assert len(set(digests)) == 18
     with pytest.raises(ValueError, match="check_replicas"):
