@@ -84,14 +84,44 @@ def told(*digests, step=5, restored=-1):
 
 def test_who_is_odd_among_replicas():
     """The one of three that differs is suspected; of two nobody is, and one that has not told yet is waited for."""
-    watch = NumbersWatch()
+    watch = NumbersWatch(3)
     assert watch.look(told(7, 7, 7)) is None
     assert watch.look(told(8, None, 7, step=10)) is None
     odd = watch.look(told(7, 7, 8, step=10))
     assert (odd.kind, odd.rank, odd.step, odd.alone, odd.trusted_step) == (Kind.REPLICAS, 2, 10, True, 5)
-    two = NumbersWatch().look(told(7, 8, step=10, restored=3))
+    two = NumbersWatch(2).look(told(7, 8, step=10, restored=3))
     assert (two.alone, two.trusted_step) == (False, 3)
-    assert NumbersWatch().look(told(7)) is None
+    assert NumbersWatch(1).look(told(7)) is None
+
+
+def test_ranks_of_other_nodes_are_compared_too():
+    """Each node tells a step once, when all its ranks have; whoever hears whom first, one of them finds the odd rank among its own."""
+    here, there = told(7, 7, step=10), {rank + 2: page for rank, page in told(7, 8, step=10).items()}
+    a, b = NumbersWatch(4), NumbersWatch(4)
+    assert a.look(here) is None and b.look(there) is None
+    assert a.news(here) == (10, {0: 7, 1: 7}) and a.news(here) is None
+    assert b.news(there) == (10, {2: 7, 3: 8})
+    a.hear(10, {2: 7, 3: 8})
+    b.hear(10, {0: 7, 1: 7})
+    assert a.look(here) is None
+    assert (odd := b.look(there)).rank == 3 and odd.alone and odd.step == 10
+    a, b = NumbersWatch(2), NumbersWatch(2)
+    here, there = told(7, step=10), {1: told(8, step=10)[0]}
+    a.hear(10, {1: 8})
+    b.hear(10, {0: 7})
+    assert a.look(here) is None and (odd := b.look(there)).rank == 1 and not odd.alone
+    a.hear(15, {1: 9})  # ahead of us: kept until we are there
+    assert a.look(told(9, step=15)) is None and a.equal_step == -1
+
+
+def test_steps_that_were_equal_are_trusted_and_a_rank_behind_is_waited_for():
+    """Whatever comes in between: a rank that is two saves ahead has told all three."""
+    watch = NumbersWatch(2)
+    for step in (5, 10, 15):
+        watch.hear(step, {0: step})
+    for step in (5, 10):
+        assert watch.look({1: told(step, step=step)[0]}) is None and watch.equal_step == step
+    assert watch.look({1: told(16, step=15)[0]}).trusted_step == 10
 
 
 def test_a_step_and_its_digest_are_read_as_they_were_written():
