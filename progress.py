@@ -91,8 +91,8 @@ class Progress:
     """The first step whose loss was not; -1 if none."""
     loss: float | None
     """The newest finite one, if the script has given any."""
-    replica: int
-    """A step and the digest that the model had after it, as bad_numbers.py reads them; -1 if there is none."""
+    replica: tuple[int, int] | None
+    """A step and the digest that the model had after it; None if there is none."""
     leaving_t: float
     """When its interpreter began to end, 0 if it has not: what it holds, connections above all, goes some time before the process does."""
     run_started: int
@@ -334,7 +334,7 @@ class Page:
             finite_step=w[_Word.FINITE_STEP],
             bad_step=w[_Word.BAD_STEP],
             loss=self._floats[_Word.LOSS] if w[_Word.FINITE_STEP] >= 0 else None,
-            replica=w[_Word.REPLICA],
+            replica=_replica(w[_Word.REPLICA], w[_Word.STEP]),
             leaving_t=w[_Word.LEAVING] / 1e9,
             run_started=w[_Word.RUN_STARTED],
             numbered=bool(w[_Word.EXPLICIT]) or w[_Word.RESTORED_STEP] >= 0,
@@ -346,6 +346,11 @@ class Page:
             marks=tuple(w[_Word.MARKS + m] / 1e9 for m in Mark),
             restored_from=self._map[_TEXT_OFFSET:PAGE_BYTES].split(b"\0", 1)[0].decode(errors="replace"),
         )
+
+
+def _replica(word: int, newest: int) -> tuple[int, int] | None:
+    """The word has the lower bits of the step, which is none later than the newest."""
+    return None if word < 0 else (newest - (newest - (word >> 40) & 0x7F_FFFF), word & 0xFF_FFFF_FFFF)
 
 
 _page: Page | None = None

@@ -151,7 +151,7 @@ def prune(
     step = next((f.step for f in found if f.path == just_committed), 0)
     going = [f.path for f in found if f not in marked and not (others_write and f.step > step)]
     dated = [Dated(f.path.name, f.step, f.manifest.committed if f.manifest else 0.0, f.manifest is not None) for f in marked]
-    goes = set(superfluous(dated, keep))
+    goes = set(superfluous(dated, keep, _vouched(marked, just_committed)))
     # The one just written stays even where a run that began anew left higher steps behind.
     going += [f.path for f in marked if f.path.name in goes and f.path != just_committed]
     for path in going:
@@ -159,3 +159,9 @@ def prune(
     known.clear()
     known.update({f.path.name: f for f in marked if f.path not in going})
     return going
+
+
+def _vouched(found: list[Found], just_committed: Where) -> int:
+    """Up to which step the numbers are known to be good: by the checkpoint just written, or the others where it cannot say."""
+    said = {f.path: f.manifest.vouched for f in found if f.manifest is not None and f.manifest.vouched is not None}
+    return said.get(just_committed, max(said.values(), default=-1))

@@ -34,7 +34,12 @@ class Distrust:
 
 def distrusts() -> tuple[Distrust, ...]:
     """What the launcher has told this process."""
-    return tuple(Distrust(*fields) for fields in json.loads(os.environ.get(DISTRUST_VARIABLE, "[]")))
+    return read(os.environ.get(DISTRUST_VARIABLE, "[]"))
+
+
+def read(value: str) -> tuple[Distrust, ...]:
+    """What `to_env` made of them."""
+    return tuple(Distrust(*fields) for fields in json.loads(value))
 
 
 def to_env(distrusted: Sequence[Distrust]) -> str:

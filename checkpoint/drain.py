@@ -25,6 +25,7 @@ from .notes import HEAD_FILE, Written, note_file, notes_among
 from .places import Where
 from .retention import Keep
 from .storage import Bytes, Storage
+from .vouching import Word, vouched
 
 _WINDOW = 8 << 20
 """Bytes that are checked and then written while they are still in the processor's cache."""
@@ -42,6 +43,7 @@ class Part:
     shard: memoryview
     items: tuple[Item, ...]
     values: bytes
+    word: Word
     done: int = 0
     """Bytes of the shard that were handed to storage."""
 
@@ -166,7 +168,7 @@ class Drain:
         files += [partial(self._write_small, work, part.rank, values_file(part.rank), part.values) for part in work.parts.values()]
         if work.first:
             files += [partial(self._write_small, work, 0, *head) for head in ((INDEX_FILE, work.index), (".metadata", work.metadata))]
-        written = Written(set(work.parts))
+        written = Written(set(work.parts), words={part.word for part in work.parts.values()})
         for one in self._at_once(files):
             written.files.update(one.files)
             written.items.update(one.items)
@@ -290,4 +292,5 @@ def _manifest(work: Work, written: Written) -> Manifest:
         files=written.files,
         items=written.items,
         committed=float(int(time.time())),
+        vouched=vouched(written.words),
     )

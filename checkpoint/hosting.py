@@ -16,6 +16,7 @@ from .memory import PAGE, Memory, SlotShape, available
 from .places import located
 from .retention import Keep
 from .shelf import Job, Layout, Shelf, Snapshot, State
+from .vouching import read_word
 from .wire import Gone, Line, Message
 
 _NOBODY = Token(0, 0)
@@ -169,6 +170,7 @@ class Host:
 
     def _given(self, guest: Guest, shelf: Shelf, m: Message) -> None:
         snapshot = shelf.given(guest.token, m["number"], m["step"], m["layout"], guest.rank, m["slot"], m["values"])
+        snapshot.words[guest.rank] = read_word(m["word"])
         if snapshot.state is State.COPYING:
             job = shelf.jobs[guest.token]
             for rank in job.local:

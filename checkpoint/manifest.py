@@ -31,6 +31,8 @@ class Manifest:
     """The crc32 of the bytes of every tensor in a shard file, in the order of the index: what a reader checks while it reads."""
     committed: float = 0.0
     """Seconds of wall time."""
+    vouched: int | None = None
+    """The newest step whose numbers were known to be good when this was taken; None where that was not said."""
     version: int = FORMAT_VERSION
 
     def to_bytes(self) -> bytes:

@@ -11,6 +11,7 @@ from .errors import CheckpointDamaged
 from .manifest import MANIFEST_FILE, read_manifest
 from .places import Where
 from .storage import Storage
+from .vouching import Word, read_word, vouched
 
 _NOTE = ".node-"
 HEAD_FILE = ".head.json"
@@ -24,17 +25,20 @@ class Written:
     ranks: set[int] = field(default_factory=set)
     files: dict[str, tuple[int, int]] = field(default_factory=dict)
     items: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    words: set[Word] = field(default_factory=set)
+    """What the ranks say of their numbers."""
 
     def to_bytes(self) -> bytes:
         """The note."""
-        return json.dumps([sorted(self.ranks), self.files, self.items]).encode()
+        return json.dumps([sorted(self.ranks), self.files, self.items, list(self.words)]).encode()
 
     def add(self, note: bytes) -> None:
         """Take in what another node has written."""
-        ranks, files, items = json.loads(note)
+        ranks, files, items, *words = json.loads(note)
         self.ranks |= set(ranks)
         self.files.update({name: (size, crc) for name, (size, crc) in files.items()})
         self.items.update({name: tuple(sums) for name, sums in items.items()})
+        self.words |= {read_word(word) for said in words for word in said}
 
 
 def note_file(ranks: Iterable[int]) -> str:
@@ -64,6 +68,6 @@ def united(checkpoint: Where, storage: Storage[Any]) -> list[int]:
         return [0]
     missing = sorted(set(range(head.world_size)) - parts.ranks)
     if not missing:
-        whole = replace(head, files={**head.files, **parts.files}, items={**head.items, **parts.items})
+        whole = replace(head, files={**head.files, **parts.files}, items={**head.items, **parts.items}, vouched=vouched(parts.words))
         storage.replace(checkpoint / MANIFEST_FILE, whole.to_bytes())
     return missing

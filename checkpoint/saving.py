@@ -25,6 +25,7 @@ from .ranks import Ranks
 from .retention import Keep
 from .slots import Slot
 from .url import Url
+from .vouching import word_of
 from .wire import Message
 
 WHEN_BUSY = ("wait", "skip", "replace")
@@ -126,7 +127,9 @@ class Saver:
 
     def _given(self, fate: Fate, slot: Slot) -> Message:
         message: dict[str, Any] = {"op": "given", "number": fate.number, "step": fate.step, "layout": self._planned.name}
-        return message | {"slot": self._planned.slots.index(slot), "values": slot.values}
+        page = progress.page()
+        word = word_of(None if page is None else page.read())
+        return message | {"slot": self._planned.slots.index(slot), "values": slot.values, "word": word}
 
     def _may(self, fate: Fate, how: str) -> bool:
         """Whether this snapshot is to be taken where slots may be busy; one decision for all ranks."""

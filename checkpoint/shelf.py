@@ -12,6 +12,7 @@ from .drain import Item
 from .fence import Token
 from .memory import Memory, SlotShape
 from .retention import Keep
+from .vouching import Word
 
 RETRY_AFTER_S = (0.25, 1.0, 4.0, 15.0, 30.0)
 _NOBODY = Token(0, 0)
@@ -47,6 +48,8 @@ class Snapshot:
     token: Token
     layout: str
     given: dict[int, tuple[int, int]] = field(default_factory=dict)
+    words: dict[int, Word] = field(default_factory=dict)
+    """What its ranks said of their numbers when they gave it."""
     taken_t: float = field(default_factory=time.monotonic)
     state: State = State.COPYING
     tries: int = 0

@@ -100,7 +100,8 @@ class Writer:
             layout = job.layouts[snapshot.layout, rank]
             view = memoryview(layout.slots[slot].map)
             at = layout.shape.values_at
-            parts[rank] = Part(rank, view[PAGE : PAGE + layout.shape.shard], layout.items, bytes(view[at : at + values]))
+            shard, word = view[PAGE : PAGE + layout.shape.shard], snapshot.words[rank]
+            parts[rank] = Part(rank, shard, layout.items, bytes(view[at : at + values]), word)
         entries, index, metadata = job.blobs.get(snapshot.layout, ((), b"", b""))
         return Work(
             directory=directory,

@@ -36,6 +36,7 @@ class GoodAgent(LocalElasticAgent):
         self._membership = spec.rdzv_handler if isinstance(spec.rdzv_handler, Membership) else None
         if self._membership is not None:
             self.supervisor.news = self._membership.news
+            self.supervisor.trust.heard = self._membership.replicas
 
     def _rendezvous(self, worker_group: Any) -> None:  # torch's own annotations of its fields are not true
         sup, begin = self.supervisor, time.monotonic()
@@ -56,11 +57,19 @@ class GoodAgent(LocalElasticAgent):
         """(generation, host, port) of the round that the nodes have agreed on; its store is new."""
         sup = self.supervisor
         started = int(sup.worker_env[STARTED_VARIABLE])
-        membership.stand = Stand(next=sup.generation + 1, started=started, size=group.spec.local_world_size, role=group.spec.role)
+        membership.stand = Stand(
+            next=sup.generation + 1,
+            started=started,
+            size=group.spec.local_world_size,
+            role=group.spec.role,
+            distrusted=sup.trust.told,
+            turn=sup.trust.turns,
+        )
         super()._rendezvous(group)
         formed = membership.formed
         assert formed is not None
         sup.worker_env[STARTED_VARIABLE] = str(formed.started)
+        sup.trust.agreed(formed.distrusted)
         sup.recorder.round_formed(formed, membership.clock_behind_s)
         return formed.round.generation, formed.place.address, formed.place.port
 

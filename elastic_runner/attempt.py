@@ -86,6 +86,7 @@ class Attempt:
         signals: Signals,
         detector: HangDetector | None,
         lost: Callable[[Rank, Progress], bool],
+        numbers: NumbersWatch,
         *,
         whole_job: bool = True,
     ) -> None:
@@ -101,7 +102,7 @@ class Attempt:
         self._oom_kills = memory.oom_kills(self._group)
         self.hurt: set[int] = set()
         """Ranks that chaos has hit from outside."""
-        self._numbers = NumbersWatch()
+        self.numbers = numbers
         self._looked_t = self._weighed_t = 0.0
         self._said_left = False
         self._poll = select.poll()
@@ -167,12 +168,12 @@ class Attempt:
 
     def _bad_numbers(self) -> Broken | None:
         pages = self.pages()
-        bad = self._numbers.look(pages)
+        bad = self.numbers.look(pages)
         if bad is None:
             return None
         first = next(r for r in self.ranks if r.rank == bad.rank)
         slot = first.slot if bad.alone else -1
-        failure = replace(self._failure(first, pages[bad.rank], bad.kind), step=bad.step, slot=slot)
+        failure = replace(self._failure(first, pages[bad.rank], bad.kind), step=bad.step, slot=slot, shared=not self._whole_job)
         return Broken(failure=failure, cause=bad.cause, fault_t=failure.t, pid=first.pid, trusted_step=bad.trusted_step)
 
     def device_to_blame(self, slot: int, kind: Kind, cause: str) -> Broken:

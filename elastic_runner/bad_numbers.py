@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ..progress import Progress
 from .policy import Kind
+
+_STEPS_KEPT = 64
+"""A rank elsewhere may be so many saves behind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,42 +28,64 @@ class Bad:
 
 
 class NumbersWatch:
-    """One attempt's numbers."""
+    """One attempt's numbers, as one node sees them."""
 
-    def __init__(self) -> None:
-        self._equal_step = -1
+    def __init__(self, world_size: int) -> None:
+        """So many ranks are compared, those of other nodes that tell us included."""
+        self.equal_step = -1
+        """The newest step at which all their models were equal."""
+        self._world_size = world_size
+        self._digests: dict[int, dict[int, int]] = {}
+        """Of each step not compared yet the digests of the ranks that have told one."""
+        self._told_step = -1
 
     def look(self, pages: Mapping[int, Progress]) -> Bad | None:
-        """What is wrong now, if anything."""
+        """What is wrong now with a rank of this node, if anything."""
+        for rank, p in pages.items():
+            if p.replica is not None:
+                self.hear(p.replica[0], {rank: p.replica[1]})
         return _loss(pages) or self._replicas(pages)
 
+    def hear(self, step: int, digests: Mapping[int, int]) -> None:
+        """These ranks have told what their models are after a step."""
+        if step > self.equal_step:
+            self._digests.setdefault(step, {}).update(digests)
+        if len(self._digests) > _STEPS_KEPT:
+            del self._digests[min(self._digests)]
+
+    def news(self, ranks: Collection[int]) -> tuple[int, dict[int, int]] | None:
+        """The newest step of which all ranks here have told a digest, and those, for the other nodes: once, and None if there are none."""
+        step = max((s for s, told in self._digests.items() if told.keys() >= set(ranks)), default=-1)
+        if len(ranks) == self._world_size or step <= self._told_step:
+            return None
+        self._told_step = step
+        return step, {rank: self._digests[step][rank] for rank in ranks}
+
     def _replicas(self, pages: Mapping[int, Progress]) -> Bad | None:
-        """Digests are compared once all ranks have given that of one step; a rank that is behind is waited for."""
-        told = {rank: replica for rank, p in pages.items() if (replica := told_replica(p)) is not None}
-        if len(told) < len(pages) or len(pages) < 2 or len({step for step, _ in told.values()}) > 1:
+        """Digests are compared once all ranks have given that of one step. The node whose rank is odd is the one that acts."""
+        unequal = None
+        for step in sorted(s for s, told in self._digests.items() if len(told) == self._world_size > 1):
+            if len(set(self._digests[step].values())) > 1:
+                unequal = step
+                break
+            self.equal_step = step
+        self._digests = {s: d for s, d in self._digests.items() if s > self.equal_step}
+        if unequal is None:
             return None
-        step = next(step for step, _ in told.values())
-        [(most, many), *others] = Counter(digest for _, digest in told.values()).most_common()
-        if not others:
-            self._equal_step = step
+        told = dict(sorted(self._digests[unequal].items()))
+        [(most, many), *_] = Counter(told.values()).most_common()  # of two that are as many, that of the lower rank, on every node
+        odd = [rank for rank, digest in told.items() if digest != most]
+        if odd[0] not in pages:
             return None
-        odd = [rank for rank in sorted(told) if told[rank][1] != most]
         alone = len(odd) == 1 and many > 1
         return Bad(
             kind=Kind.REPLICAS,
             rank=odd[0],
-            step=step,
+            step=unequal,
             alone=alone,
-            trusted_step=max(self._equal_step, 0, *(p.restored_step for p in pages.values())),
+            trusted_step=max(self.equal_step, 0, *(p.restored_step for p in pages.values())),
             cause=f"the model of rank {odd[0]} is not that of the others" if alone else "the models of the ranks are not equal",
         )
-
-
-def told_replica(p: Progress) -> tuple[int, int] | None:
-    """A step and the model's digest after it; the page has the lower bits of the step, and it is none later than the newest."""
-    if p.replica < 0:
-        return None
-    return p.step - (p.step - (p.replica >> 40) & 0x7F_FFFF), p.replica & 0xFF_FFFF_FFFF
 
 
 def _loss(pages: Mapping[int, Progress]) -> Bad | None:

@@ -229,6 +229,16 @@ class RankProgress(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplicasTold(Event):
+    """Digests of the model after `step`, by rank, where ranks on several nodes hold it whole: for other nodes to compare with theirs."""
+
+    name: ClassVar[str] = "replicas_told"
+    step: int = -1
+    ranks: tuple[int, ...] = ()
+    digests: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Saving(Event):
     """A snapshot on its way to storage, every few seconds: `done` of `total` bytes. `trouble`: why its storage did not take it just now."""
 
@@ -351,6 +361,6 @@ KINDS: dict[str, type[Event]] = {
     for cls in (
         RunStarted, RoundFormed, AttemptStarted, WorkersSpawned, Restored, FirstStep, RankExited, RankHung, StackDumped, ChaosFired, Failed,
         Decided, Stopping, Stopped, Receipt, RankProgress, RankSlow, DeviceVerdict, DeviceSetAside, DeviceTested, DataStarved,
-        Saving, SaveEnded, Notice, RunEnded,
+        ReplicasTold, Saving, SaveEnded, Notice, RunEnded,
     )
 }  # fmt: skip

@@ -50,6 +50,8 @@ class Failure:
     message: str = ""
     unnumbered: int = 0
     """Steps that the attempt finished, where the script does not number them over the job: progress, as far as one can see."""
+    shared: bool = False
+    """Whether the job has ranks on other nodes, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +213,7 @@ def _after_exception(failures: Sequence[Failure], slots: Slots, budgets: Budgets
 def _replay(failures: Sequence[Failure], slots: Slots, budgets: Budgets) -> Action:
     """Once, with every rank on another device: what then is bad again at the same step is in the data or the code."""
     newest = failures[-1]
-    moved = ", with the ranks on other devices" if len(slots.active) > 1 else ""
+    moved = ", with the ranks on other devices" if len(slots.active) > 1 or newest.shared else ""
     if any(f.kind is newest.kind and f.step == newest.step for f in failures[:-1]):
         what = "the loss is not finite" if newest.kind is Kind.NUMBERS else "the models of the ranks are not equal"
         return Action(do=Do.GIVE_UP, slots=slots, reason=f"{what} at step {newest.step} again{moved}: the data or the code")

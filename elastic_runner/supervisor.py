@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from .attempt import Attempt, Broken, Finished, Left, Signalled
+from .bad_numbers import NumbersWatch
 from .bootstrap import MODULES_FILE_VARIABLE
 from .departing import Departure
 from .devices.ward import Ward
@@ -103,7 +104,11 @@ class Supervisor:
             nursery=self.nursery,
             started_t=self.started_t,
         )
-        self.trust = Trust(writer=lambda: (int(self.worker_env[STARTED_VARIABLE]), self.generation), notice=self.recorder.notice)
+        self.trust = Trust(
+            writer=lambda: (int(self.worker_env[STARTED_VARIABLE]), self.generation),
+            notice=self.recorder.notice,
+            write=self.journal.write,
+        )
         if self.ward is not None:
             self.recorder.pacing.device_of = self.ward.slow
             self.ward.tainted = self.trust.tainted
@@ -148,7 +153,10 @@ class Supervisor:
         self.journal.write(WorkersSpawned(pids=tuple(r.pid for r in context.ranks), warm=warm))
         self.recorder.attempt_begins()
         detector = HangDetector(known_start_s=self.recorder.known_start_s) if self.config.hang_detection else None
-        self.attempt = Attempt(context, self.signals, detector, self.chaos.slot_lost, whole_job=len(context.ranks) == self.world_size)
+        here = len(context.ranks)
+        numbers = NumbersWatch(self.world_size if self.trust.heard is not None else here)
+        whole_job = here == self.world_size
+        self.attempt = Attempt(context, self.signals, detector, self.chaos.slot_lost, numbers, whole_job=whole_job)
 
     # -- watching ------------------------------------------------------------------------------------------------------
 
@@ -166,7 +174,7 @@ class Supervisor:
                 self.keeper.tend()
             self.chaos.tend(attempt, self.generation)
             self._tend_nursery(attempt)
-            self.trust.look(attempt.pages())
+            self.trust.look(attempt.pages(), attempt.numbers)
             if isinstance(seen, Finished):
                 self.recorder.progress(attempt.pages())
                 return Outcome.SUCCEEDED
@@ -211,7 +219,7 @@ class Supervisor:
         self.recorder.failure(attempt, broken)
         self.last_failure = broken
         self.failures.append(broken.failure)
-        self.trust.failed(broken, len(self.slots.active))
+        self.trust.failed(broken, self.world_size)
         action = decide(self.failures, self.slots, self.config.budgets, self.restarts)
         self._decided(action)
         self.say(f"{broken.cause} ({broken.where}): {_words(action)}")

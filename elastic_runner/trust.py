@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..checkpoint.distrust import DISTRUST_VARIABLE, Distrust, to_env
+from ..checkpoint.distrust import DISTRUST_VARIABLE, Distrust, read, to_env
 from ..progress import Progress
 from .attempt import Broken
-from .bad_numbers import told_replica
+from .bad_numbers import NumbersWatch
+from .events import Event, ReplicasTold
 from .policy import Failure, Kind
 
 _NOTE_EVERY_S = 0.1
@@ -23,6 +24,12 @@ class Trust:
     writer: Callable[[], tuple[int, int]]
     """The run's beginning and the attempt's generation: what the checkpoints of now are written under."""
     notice: Callable[[str], None]
+    write: Callable[[Event], Event]
+    """Keeps an event in the record, which the other nodes hear of."""
+    heard: Callable[[], Sequence[ReplicasTold]] | None = None
+    """What other nodes have told of their ranks' models since the last call; None where nodes do not tell each other."""
+    turns: bool = False
+    """Whether the ranks of all nodes are to come to other devices in the next round."""
     _distrusted: list[Distrust] = field(default_factory=list)
     _steps_at: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=1200))
     """Which step was done when, in the last minutes."""
@@ -33,9 +40,20 @@ class Trust:
         """What the ranks of the next attempt have to know."""
         return {DISTRUST_VARIABLE: to_env(self._distrusted)} if self._distrusted else {}
 
-    def look(self, pages: Mapping[int, Progress]) -> None:
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What the other nodes have to know, each on its own."""
+        return tuple(to_env([distrust]) for distrust in self._distrusted)
+
+    def agreed(self, told: Sequence[str]) -> None:
+        """A round has formed, and this is what any node of it distrusts."""
+        self.turns = False
+        self._distrusted = [distrust for one in told for distrust in read(one)]
+
+    def look(self, pages: Mapping[int, Progress], numbers: NumbersWatch) -> None:
         """Note the step, and whether what was bad is good now: on other devices, that speaks against a device."""
         now = time.monotonic()
+        self._exchange(pages, numbers)
         if not self._steps_at or now - self._steps_at[-1][0] >= _NOTE_EVERY_S:
             self._steps_at.append((now, max((p.step for p in pages.values()), default=-1)))
         if self._replaying is None:
@@ -46,19 +64,28 @@ class Trust:
             done = min((p.finite_step for p in pages.values() if p.finite_step >= 0), default=-1)
         else:
             well = "the models of the ranks are equal at step {} now"
-            done = min((told[0] if (told := told_replica(p)) is not None else -1 for p in pages.values()), default=-1)
+            done = numbers.equal_step
         if done < step:
             return
         self._replaying = None
         whose = f"slot {slot} is suspected, and has a strike" if slot >= 0 else "a device is suspected, and nothing says which"
         self.notice(f"{well.format(step)}, with the ranks on other devices: {whose}")
 
+    def _exchange(self, pages: Mapping[int, Progress], numbers: NumbersWatch) -> None:
+        """With the other nodes: what the ranks' models are."""
+        for theirs in self.heard() if self.heard is not None else ():
+            if theirs.attempt == self.writer()[1]:
+                numbers.hear(theirs.step, dict(zip(theirs.ranks, theirs.digests, strict=True)))
+        if (ours := numbers.news(pages)) is not None:
+            step, digests = ours
+            self.write(ReplicasTold(step=step, ranks=tuple(digests), digests=tuple(digests.values())))
+
     def failed(self, broken: Broken, ranks: int) -> None:
         """An attempt of so many ranks has ended."""
         if broken.trusted_step is not None:
             self._beyond(broken.trusted_step, broken.cause)
         if broken.failure.kind in (Kind.NUMBERS, Kind.REPLICAS) and ranks > 1:
-            self._replaying = broken.failure
+            self._replaying, self.turns = broken.failure, True
 
     def tainted(self, since_t: float, why: str) -> None:
         """From monotonic second `since_t` on, a device's memory was not to be trusted."""

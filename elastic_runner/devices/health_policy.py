@@ -47,6 +47,14 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ask:
+    """Where another watcher of the GPUs is, and how often it is asked."""
+
+    url: str
+    every_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class HealthPolicy:
     """All of it. `xids` and `recovery_actions` go by number; `other_xid` is for those not listed."""
 
@@ -61,6 +69,7 @@ class HealthPolicy:
     conditions: Mapping[str, Rule]
     xids: Mapping[int, Rule]
     other_xid: Rule
+    gpud: Ask | None = None
 
     def rule(self, finding: Finding) -> Rule:
         """The line that speaks about a finding, before field 230 has had its say."""
@@ -138,7 +147,7 @@ class _Reader:
 
     def policy(self, body: object) -> HealthPolicy:
         parts = ("schema", "probe", "coalesce", "settle", "quarantine", "recovery-actions", "conditions", "xids")
-        top = self._mapping("the file", body, parts, parts)
+        top = self._mapping("the file", body, (*parts, "gpud"), parts)
         if top["schema"] != 1:
             raise self._wrong("schema", f"{top['schema']!r} is not 1, the only one that this goodrun knows")
         probe = self._mapping("probe", top["probe"], ("every", "deadline"), ("every", "deadline"))
@@ -149,6 +158,7 @@ class _Reader:
         if "other" not in xids:
             raise self._wrong("xids", "'other' is missing, for XIDs that are not listed")
         other = self._rule("xids: other", xids.pop("other"))
+        gpud, gpuds = self._gpud(top["gpud"]) if "gpud" in top else (None, {})
         return HealthPolicy(
             source=self._path,
             every_s=self._duration("probe: every", probe["every"]),
@@ -158,10 +168,20 @@ class _Reader:
             term_s=self._duration("quarantine: term", quarantine["term"]),
             longest_s=self._duration("quarantine: longest", quarantine["longest"]),
             recovery_actions=self._numbered("recovery-actions", self._any("recovery-actions", top["recovery-actions"])),
-            conditions={str(name): self._rule(f"conditions: {name}", rule) for name, rule in conditions.items()},
+            conditions={str(name): self._rule(f"conditions: {name}", rule) for name, rule in conditions.items()} | gpuds,
             xids=self._numbered("xids", xids),
             other_xid=other,
+            gpud=gpud,
         )
+
+    def _gpud(self, body: object) -> tuple[Ask, dict[str, Rule]]:
+        """Where it is, and the conditions that it adds."""
+        parts = ("url", "every", "unhealthy", "check")
+        fields = self._mapping("gpud", body, parts, parts)
+        if not re.fullmatch(r"https?://[^/\s]+", str(fields["url"])):
+            raise self._wrong("gpud: url", f"{fields['url']!r} is no address such as https://localhost:15132")
+        rules = {f"gpud-{name}": self._rule(f"gpud: {name}", fields[name]) for name in ("unhealthy", "check")}
+        return Ask(url=str(fields["url"]), every_s=self._duration("gpud: every", fields["every"])), rules
 
     def _numbered(self, where: str, body: Mapping[Any, object]) -> dict[int, Rule]:
         rules: dict[int, Rule] = {}

@@ -10,6 +10,7 @@ from dataclasses import replace
 from .answers import Device, Held, Report, Told
 from .asking import Found, Heard, InUse, Ports, ProberProcess, Trouble, Xid
 from .findings import DRIVER_GONE, Finding, findings, pace, slow_finding, xid_finding
+from .gpud import Gpud
 from .health_policy import Do, HealthPolicy, Verdict, judge
 from .ports import PortWatch
 
@@ -39,6 +40,7 @@ class DeviceWatch:
         self._xid_t: dict[tuple[str, int], float] = {}
         self._waiting: list[Verdict] = []
         self._ports = PortWatch(say, clock)
+        self._gpud = Gpud(policy.gpud.url, policy.gpud.every_s, say) if policy.gpud is not None else None
 
     @property
     def pid(self) -> int:
@@ -85,6 +87,8 @@ class DeviceWatch:
     def look(self, *, alone: bool = False) -> list[Verdict]:
         """The verdicts since the last look, without waiting. `alone`: it is a job of one device."""
         new, self._waiting = self._waiting, []
+        if self._gpud is not None:
+            new += self._judged(self._gpud.news(self._prober.uuids), alone=alone)
         for heard in self._prober.read():
             new += self._heard(heard, alone=alone)
         return new
@@ -100,8 +104,10 @@ class DeviceWatch:
         return said
 
     def close(self) -> None:
-        """End the prober."""
+        """End the prober, and ask nobody any more."""
         self._prober.close()
+        if self._gpud is not None:
+            self._gpud.close()
 
     def _heard(self, heard: Heard, *, alone: bool = False) -> list[Verdict]:
         if isinstance(heard, Trouble):

@@ -25,6 +25,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from ..errors import UsageError
+from ..events import ReplicasTold
 from .messages import Leave, Ready
 from .node import Changed, Ended, Formed, Job, Loop, Node, Note
 from .scribe import Scribe
@@ -43,12 +44,17 @@ _NAMES_WITHIN_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Stand:
-    """What a node brings into the next round. `next` is the least generation it can accept, `started` when its run began."""
+    """What a node brings into the next round. `next` is the least generation it can accept, `started` when its run began.
+
+    `distrusted` and `turn` are as in messages.Ready.
+    """
 
     next: int = 0
     started: int = 0
     size: int = 1
     role: str = ""
+    distrusted: tuple[str, ...] = ()
+    turn: bool = False
 
 
 class Membership(RendezvousHandler):
@@ -164,6 +170,10 @@ class Membership(RendezvousHandler):
             self._node.changed.wait_for(lambda: bool(self._node.notes), timeout_s)
             return next((n for n in self._node.notes if not isinstance(n, Formed)), None)
 
+    def replicas(self) -> list[ReplicasTold]:
+        """What other nodes have told of their ranks' models since the last call."""
+        return self._scribe.replicas() if self._scribe is not None else []
+
     def saved(self, step: int) -> None:
         """The newest durable checkpoint is that of `step`: nodes that wait to join may come in."""
         self._node.member.durable = step
@@ -197,7 +207,8 @@ class Membership(RendezvousHandler):
 
     def _wait_for_round(self, port: int) -> Formed:
         stand, node = self.stand, self._node
-        ready = Ready(stand.next, stand.started, self._address, port, stand.size, stand.role, self._hint)
+        place = self._address, port
+        ready = Ready(stand.next, stand.started, *place, stand.size, stand.role, self._hint, stand.distrusted, stand.turn)
 
         def ask() -> None:
             with node.changed:

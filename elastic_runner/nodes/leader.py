@@ -210,9 +210,11 @@ class Leader:
                 self.out.append((link, question))
 
     def _in_order(self, ready: list[Peer]) -> list[Peer]:
-        """The nodes that go on, in the order that they had; after them those that are new."""
+        """The nodes that go on, in the order that they had, or turned by one if a node asks for that; after them those that are new."""
         before = {n: i for i, n in enumerate(self.roster.committed.nodes)} if self.roster.committed is not None else {}
         stay = sorted((p for p in ready if p.hello.node in before), key=lambda p: before[p.hello.node])
+        if any(p.ready is not None and p.ready.turn for p in stay):
+            stay = stay[1:] + stay[:1]
         new = [p for p in ready if p.hello.node not in before]
         return stay + sorted(new, key=_rank_of_new)
 
@@ -227,7 +229,9 @@ class Leader:
             return
         if any(p.acked < proposed.generation for p in seated.values()):
             return
-        started = max(p.ready.started for p in seated.values() if p.ready is not None)
+        readies = [p.ready for p in seated.values() if p.ready is not None]
+        started = max(r.started for r in readies)
+        distrusted = tuple(dict.fromkeys(said for r in readies for said in r.distrusted))
         self.roster.begin(proposed, now)
         self._proposal, self._enough_t = None, None
         because, self._reason = self._reason, ""
@@ -235,7 +239,7 @@ class Leader:
         places = _places([by_node[n] for n in proposed.nodes])
         for link, p in seated.items():
             p.ready = None
-            self.out.append((link, Commit(proposed.generation, places[p.hello.node], started, because)))
+            self.out.append((link, Commit(proposed.generation, places[p.hello.node], started, because, distrusted)))
 
 
 def _places(peers: list[Peer]) -> dict[str, Place]:

@@ -21,6 +21,8 @@ class Formed:
     place: Place
     started: int
     reason: str
+    distrusted: tuple[str, ...] = ()
+    """Checkpoints that any node of it distrusts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +223,9 @@ class Member:
         self.known, self._counted = Known(agreed), self._counted_next
         self._lost.clear()
         self.training, self._ready, self._lease_t = True, None, max(self._lease_t, self._acked_t)
-        self.notes.append(Formed(round=agreed, place=commit.place, started=commit.started, reason=commit.reason))
+        self.notes.append(
+            Formed(round=agreed, place=commit.place, started=commit.started, reason=commit.reason, distrusted=commit.distrusted)
+        )
 
     def _say(self, message: Message) -> None:
         if self.following is not None:

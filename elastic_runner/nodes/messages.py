@@ -68,7 +68,11 @@ class Pong(Message):
 
 @dataclass(frozen=True)
 class Ready(Message):
-    """My ranks are stopped; I wait for the next round. `next` is the least generation that I can accept."""
+    """My ranks are stopped; I wait for the next round. `next` is the least generation that I can accept.
+
+    `distrusted`: checkpoints that are not to be restored from, in the words of checkpoint/distrust.py; `turn`: numbers went bad here, all
+    ranks are to come to other devices.
+    """
 
     next: int
     started: int
@@ -77,6 +81,8 @@ class Ready(Message):
     size: int
     role: str
     hint: int
+    distrusted: tuple[str, ...] = ()
+    turn: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,12 +109,16 @@ class Ack(Message):
 
 @dataclass(frozen=True)
 class Commit(Message):
-    """All have acknowledged: begin. `started` is when the run began, for the fence of checkpoints; `reason` why there is a new round."""
+    """All have acknowledged: begin. `started` is when the run began, for the fence of checkpoints; `reason` why there is a new round.
+
+    `distrusted` are the checkpoints that any of us distrusts.
+    """
 
     generation: int
     place: Place
     started: int
     reason: str
+    distrusted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ import json
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ..events import Failed, RunStarted, StackDumped
-from ..journal import FILE_NAME, OTHERS_NAME, PROGRESS_LINE, torn
+from ..events import Failed, ReplicasTold, RunStarted, StackDumped
+from ..journal import FILE_NAME, OTHERS_NAME, PROGRESS_LINE, parse_line, torn
 from .tale import Line
 
 _EVERY_S = 0.5
@@ -19,6 +20,7 @@ _PROGRESS_S = 5.0
 _LONGEST = 1 << 14
 _CLOSE_S = 5.0
 _LEFT_OUT = b'{"event": "' + StackDumped.name.encode() + b'"'
+_REPLICAS = f'{{"event": "{ReplicasTold.name}"'
 _KEPT_BACK = {RunStarted.name: ("argv", "cwd"), Failed.name: ("message",)}
 """Words of the user's and of the script's: the network is not for them."""
 
@@ -38,6 +40,7 @@ class Scribe(threading.Thread):
         self._others_path = run_dir / OTHERS_NAME
         self._others: int | None = None
         self._heard: list[Line] = []
+        self._replicas: deque[ReplicasTold] = deque()
         self._n = 0
         self._held: Line | None = None
         self._told_t = float("-inf")
@@ -65,6 +68,12 @@ class Scribe(threading.Thread):
     def heard(self, lines: Sequence[Line]) -> None:
         """Lines of other agents have come."""
         self._heard.extend(lines)
+        told = [parse_line(line.text.encode()) for line in lines if line.text.startswith(_REPLICAS)]
+        self._replicas.extend(e for e in told if isinstance(e, ReplicasTold))
+
+    def replicas(self) -> list[ReplicasTold]:
+        """What they have told of their ranks' models since the last call."""
+        return [self._replicas.popleft() for _ in range(len(self._replicas))]
 
     def look(self) -> None:
         """Tell what the own record has grown by."""

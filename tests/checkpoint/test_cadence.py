@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+
 import pytest
 
 from goodrun.checkpoint import Keep
 from goodrun.checkpoint.cadence import Cadence, failure_every_s, interval_of, optimum
 from goodrun.checkpoint.retention import Dated, superfluous
+from goodrun.checkpoint.vouching import Word, read_word, vouched, word_of
+from goodrun.progress import Page
 
 
 @pytest.mark.parametrize(("every", "is_"), [(7, 7), ("30s", 30.0), ("1.5m", 90.0), ("2h", 7200.0), ("auto", None)])
@@ -73,3 +78,47 @@ def test_what_is_no_good_takes_no_good_ones_place() -> None:
     assert superfluous(whole, Keep(last=2)) == ["s4", "s3", "s2", "s1"]
     assert superfluous(whole, Keep(last=2, every_steps=2)) == ["s4", "s3", "s1"]
     assert superfluous(whole[:2], Keep(last=1)) == []
+
+
+def test_what_the_numbers_vouch_for_stays() -> None:
+    """The newest that is good and no later than the step vouched for; nothing more where that is among those kept anyway."""
+    whole = [Dated(f"s{n}", n, n * 1800.0, good=n != 4) for n in range(8, 0, -1)]
+    assert superfluous(whole, Keep(last=1), 5) == ["s7", "s6", "s4", "s3", "s2", "s1"]
+    assert superfluous(whole, Keep(last=1), 4) == ["s7", "s6", "s5", "s4", "s2", "s1"]
+    assert superfluous(whole, Keep(last=2), 7) == ["s6", "s5", "s4", "s3", "s2", "s1"]
+    assert superfluous(whole, Keep(last=1), 0) == superfluous(whole, Keep(last=1))
+
+
+@pytest.mark.parametrize(
+    ("words", "step"),
+    [
+        ([], None),
+        ([Word(), Word()], None),
+        ([Word(7), Word(5), Word()], 5),
+        ([Word(7, (6, 1)), Word(7, (6, 1))], 6),
+        ([Word(5, (6, 1)), Word(None, (6, 1))], 5),
+        ([Word(7, (6, 1)), Word(7, (6, 2))], None),
+        ([Word(7, (6, 1)), Word(7, (4, 1))], None),
+        ([Word(7, (6, 1)), Word(7)], None),
+    ],
+)
+def test_what_ranks_vouch_for_together(words: list[Word], step: int | None) -> None:
+    """The oldest of their losses, and the step of the digests if they are one; nothing where replicas are not known to be equal."""
+    assert vouched(words) == step
+    assert [read_word(json.loads(json.dumps(word))) for word in words] == words
+
+
+def test_what_a_rank_vouches_for() -> None:
+    """The step before its newest finite loss, or its first bad one; what it has restored in any case, once it has given a loss."""
+    page, fd = Page.create()
+    os.close(fd)
+    assert word_of(None) == word_of(page.read()) == Word()
+    page.restored(3, "")
+    page.loss(9, 0.5)
+    assert word_of(page.read()) == Word(8)
+    page.loss(12, float("nan"))
+    page.loss(15, 0.5)
+    assert word_of(page.read()) == Word(11)
+    page.replica(12, 5)
+    page.beat(step=13)
+    assert word_of(page.read()).replica == (12, 5)

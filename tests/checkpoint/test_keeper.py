@@ -20,6 +20,7 @@ from goodrun.checkpoint.fence import Fence, Token
 from goodrun.checkpoint.keeper import Keeper
 from goodrun.checkpoint.storage import Disk
 from goodrun.checkpoint.url import Url
+from goodrun.checkpoint.vouching import Word
 
 from .conftest import Keepers
 
@@ -208,7 +209,7 @@ def test_a_part_that_never_comes_is_given_up(tmp_path: Path) -> None:
     """A keeper whose launcher and ranks are gone does not wait for ever for a lost node; while anything comes, it waits."""
     directory, still = tmp_path / "ckpt", []
     fence = Fence(directory, Token(1, 0))
-    part = Part(0, memoryview(mmap.mmap(-1, 4096)), (), b"{}")
+    part = Part(0, memoryview(mmap.mmap(-1, 4096)), (), b"{}", Word())
     work = Work(
         directory=directory,
         name="step-0000000001.g0-abcdef",

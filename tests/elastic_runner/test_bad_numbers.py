@@ -9,7 +9,7 @@ import torch
 
 from goodrun.checkpoint.catalogue import found_in
 from goodrun.checkpoint.replicas import Replicas
-from goodrun.elastic_runner.bad_numbers import NumbersWatch, told_replica
+from goodrun.elastic_runner.bad_numbers import NumbersWatch
 from goodrun.elastic_runner.events import AttemptStarted, Decided, Failed, Notice, Restored, RunEnded
 from goodrun.elastic_runner.policy import Budgets, Do, Failure, Kind, Slots, decide
 from goodrun.progress import Page
@@ -34,6 +34,16 @@ def test_numbers_that_went_bad_once_are_the_devices_fault(job, who):
     assert 6 in marked and not marked & {2, 4}
 
 
+def test_a_good_checkpoint_outlives_those_of_bad_numbers_that_are_not_noticed_yet(job):
+    """The loss is said every fifth step, one checkpoint is kept, and two were committed between the corruption and the word of it."""
+    j = job("--nproc-per-node", 2, "bad_loss.py", "once", "one", 5).ok()
+    (failed,) = j.events(Failed)
+    assert (failed.kind, failed.step) == ("numbers", 10)
+    assert j.events(Restored)[0].step == 4  # the loss of step 5 was finite; 6, 8 and 10 are nobody's word
+    assert {(j.where / f"finite.{r}").read_text() for r in (0, 1)} == {"True"}
+    assert [f.step for f in found_in(j.where / "checkpoints")] == [40, 38]  # 39 is the newest step that the loss of 40 vouches for
+
+
 def test_numbers_that_go_bad_again_are_the_datas_or_the_codes(job):
     """The same step is bad with the ranks on other slots: the job ends and says so."""
     j = job("--nproc-per-node", 2, "bad_loss.py", "always", "one")
@@ -44,15 +54,18 @@ def test_numbers_that_go_bad_again_are_the_datas_or_the_codes(job):
 
 
 def test_a_replica_that_went_astray_is_found_and_its_checkpoints_are_not_trusted(job):
-    """One bit of one rank's model: found at a checkpoint after it, undone from one before it, a strike for its slot. Weights end equal."""
+    """One bit of one rank's model: found at a checkpoint after it, undone from the one before it, a strike for its slot. Weights end equal.
+
+    One checkpoint is kept, and beside it the newest at which all ranks were equal.
+    """
     quiet = job("--nproc-per-node", 3, "train.py", 40, "replicas", name="quiet").ok()
     plan = "param-flip:rank=1@step=12"
-    j = job("--nproc-per-node", 3, "--chaos", plan, "train.py", 40, "replicas", env={"TEST_PAUSE": "0.1"}).ok()
+    j = job("--nproc-per-node", 3, "--chaos", plan, "train.py", 40, "replicas", "one", env={"TEST_PAUSE": "0.1"}).ok()
     (failed,) = j.events(Failed)
     assert (failed.kind, failed.rank, failed.slot) == ("replicas", 1, 1)
     assert [a.slots for a in j.events(AttemptStarted)] == [(0, 1, 2), (1, 2, 0)]
     (restored,) = j.events(Restored)
-    assert restored.step <= 10 < failed.step
+    assert restored.step == 10 < failed.step
     assert f"equal at step {failed.step} now" in "\n".join(n.text for n in j.events(Notice))
     final = {(where / f"final.l0.r{r}").read_text() for where in (quiet.where, j.where) for r in range(3)}
     assert len(final) == 1
@@ -74,20 +87,50 @@ def told(*digests, step=5, restored=-1):
 
 def test_who_is_odd_among_replicas():
     """The one of three that differs is suspected; of two nobody is, and one that has not told yet is waited for."""
-    watch = NumbersWatch()
+    watch = NumbersWatch(3)
     assert watch.look(told(7, 7, 7)) is None
     assert watch.look(told(8, None, 7, step=10)) is None
     odd = watch.look(told(7, 7, 8, step=10))
     assert (odd.kind, odd.rank, odd.step, odd.alone, odd.trusted_step) == (Kind.REPLICAS, 2, 10, True, 5)
-    two = NumbersWatch().look(told(7, 8, step=10, restored=3))
+    two = NumbersWatch(2).look(told(7, 8, step=10, restored=3))
     assert (two.alone, two.trusted_step) == (False, 3)
-    assert NumbersWatch().look(told(7)) is None
+    assert NumbersWatch(1).look(told(7)) is None
+
+
+def test_ranks_of_other_nodes_are_compared_too():
+    """Each node tells a step once, when all its ranks have; whoever hears whom first, one of them finds the odd rank among its own."""
+    here, there = told(7, 7, step=10), {rank + 2: page for rank, page in told(7, 8, step=10).items()}
+    a, b = NumbersWatch(4), NumbersWatch(4)
+    assert a.look(here) is None and b.look(there) is None
+    assert a.news(here) == (10, {0: 7, 1: 7}) and a.news(here) is None
+    assert b.news(there) == (10, {2: 7, 3: 8})
+    a.hear(10, {2: 7, 3: 8})
+    b.hear(10, {0: 7, 1: 7})
+    assert a.look(here) is None
+    assert (odd := b.look(there)).rank == 3 and odd.alone and odd.step == 10
+    a, b = NumbersWatch(2), NumbersWatch(2)
+    here, there = told(7, step=10), {1: told(8, step=10)[0]}
+    a.hear(10, {1: 8})
+    b.hear(10, {0: 7})
+    assert a.look(here) is None and (odd := b.look(there)).rank == 1 and not odd.alone
+    a.hear(15, {1: 9})  # ahead of us: kept until we are there
+    assert a.look(told(9, step=15)) is None and a.equal_step == -1
+
+
+def test_steps_that_were_equal_are_trusted_and_a_rank_behind_is_waited_for():
+    """Whatever comes in between: a rank that is two saves ahead has told all three."""
+    watch = NumbersWatch(2)
+    for step in (5, 10, 15):
+        watch.hear(step, {0: step})
+    for step in (5, 10):
+        assert watch.look({1: told(step, step=step)[0]}) is None and watch.equal_step == step
+    assert watch.look({1: told(16, step=15)[0]}).trusted_step == 10
 
 
 def test_a_step_and_its_digest_are_read_as_they_were_written():
     """Both fit into one word, whatever their size; the step is the newest that it can be."""
     for step, digest in ((0, 0), (5, -1), (1 << 23, 1 << 60), ((1 << 23) + 7, 12345)):
-        assert told_replica(told(digest, step=step)[0]) == (step, digest & (1 << 40) - 1)
+        assert told(digest, step=step)[0].replica == (step, digest & (1 << 40) - 1)
 
 
 def test_one_bit_of_any_parameter_is_another_digest():
@@ -102,7 +145,7 @@ def test_one_bit_of_any_parameter_is_another_digest():
             raw[at] ^= bit
             replicas.take(3)
             replicas.tell(page)
-            digests.append(told_replica(page.read()))
+            digests.append(page.read().replica)
     assert [step for step, _ in digests] == [3] * 18
     assert len(set(digests)) == 18
     with pytest.raises(ValueError, match="check_replicas"):

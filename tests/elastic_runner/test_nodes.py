@@ -14,7 +14,7 @@ from elastic_runner.nodes.told import one_at_a_time
 from elastic_runner.test_survival import consumed, exactly_once
 
 from goodrun.checkpoint.catalogue import found_in
-from goodrun.elastic_runner.events import AttemptStarted, Decided, FirstStep, Restored, RoundFormed, WorkersSpawned
+from goodrun.elastic_runner.events import AttemptStarted, Decided, Failed, FirstStep, Restored, RoundFormed, WorkersSpawned
 
 
 def free_port() -> int:
@@ -162,6 +162,32 @@ def test_nodes_restart_from_each_others_memory(job, tmp_path):
     assert a.events(Restored)[0].step == b.events(Restored)[0].step == 10
     exactly_once(consumed(tmp_path))
     assert len({(tmp_path / f"final.l0.r{r}").read_text() for r in (0, 1)}) == 1
+
+
+def test_a_replica_that_went_astray_on_another_node_is_found(job, tmp_path):
+    """One bit of the model of the second node's last rank: its slot is blamed, all go back before it, each on another device.
+
+    The checkpoints after it are marked by the node that has rank 0 now, whichever found them out; the record of either node tells it.
+    """
+    ports = [free_port()]
+    env = {"TEST_DIR": str(tmp_path), "TEST_PAUSE": "0.1"}
+    a = node(job, "a", ports, 2, "--node-rank", 0, "train.py", 60, "replicas", **env)
+    plan = ("--chaos", "param-flip:rank=2@step=12")
+    b = node(job, "b", ports, 2, "--node-rank", 1, *plan, "train.py", 60, "replicas", nproc=2, **env)
+    a.ok()
+    b.ok()
+    (failed,) = b.events(Failed)
+    assert (failed.kind, failed.rank, failed.slot, a.events(Failed)) == ("replicas", 2, 1, [])
+    assert [[(e.world_size, e.first_rank) for e in j.events(AttemptStarted)] for j in (a, b)] == [[(3, 0), (3, 2)], [(3, 1), (3, 0)]]
+    assert a.events(Restored)[0].step == b.events(Restored)[0].step <= 10 < failed.step
+    assert f"equal at step {failed.step} now, with the ranks on other devices: slot 1 is suspected" in b.err
+    assert len({(tmp_path / f"final.l0.r{r}").read_text() for r in range(3)}) == 1
+    exactly_once(consumed(tmp_path))
+    for j in (a, b):
+        _, history, top = told_by(j)
+        cause, node_of = history["attempts"][0]["cause"], {r["rank"]: r["node"] for r in top["ranks"]}
+        assert node_of[0] == node_of[1] != node_of[2]  # of two launchers on one host the second is host#2
+        assert cause == f"the model of rank 2 is not that of the others (after step {failed.step}, slot 1) on {node_of[0]}"
 
 
 @pytest.mark.exhaustive

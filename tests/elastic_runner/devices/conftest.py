@@ -15,6 +15,12 @@ from goodrun.elastic_runner.devices.health_policy import SHIPPED
 from goodrun.fault_injection.simulated_gpus import SimulatedGpus
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What needs a real GPU is skipped where there is none."""
+    if item.get_closest_marker("gpu") and not os.path.exists("/dev/nvidiactl"):
+        pytest.skip("there is no NVIDIA GPU here")
+
+
 @pytest.fixture
 def gpus(tmp_path: Path) -> SimulatedGpus:
     """Four healthy devices."""

@@ -126,7 +126,6 @@ def test_a_verdict_for_good_is_never_tested(gpus, probation):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not os.path.exists("/dev/nvidiactl"), reason="there is no NVIDIA GPU here")
 def test_a_real_gpu_answers_and_passes(hear):
     """On a real GPU: it is found, tells its temperature and ECC errors or that it cannot, and passes its re-test."""
     prober = ProberProcess(1.0, 30.0, os.environ)

@@ -2,7 +2,8 @@
 
 Arguments: steps, then words: `sleep:RANK@STEP` sleeps for ever (first generation), `eval:RANK@STEP=SECONDS` computes that long,
 `compile` takes long before this life's first step, `barrier:RANK` waits for its peers in that rank alone when all is done, `workers` has
-its loader use a worker process, `replicas` has the ranks' models compared, `auto` saves when it costs least.
+its loader use a worker process, `replicas` has the ranks' models compared, `auto` saves when it costs least, `one` keeps
+one checkpoint.
 """
 
 import hashlib
@@ -36,8 +37,8 @@ model(data[:1]).sum().backward()  # DDP orders its buckets anew after the first 
 optimizer.zero_grad()
 place = os.environ.get("TEST_CHECKPOINTS", here / "checkpoints")
 busy, watched = os.environ.get("TEST_WHEN_BUSY", "wait"), {"model": model, "optimizer": optimizer, "sampler": sampler}
-every = "auto" if "auto" in words else 5
-checkpoints = Checkpointer(place, every=every, when_busy=busy, check_replicas="replicas" in words, **watched)
+every, keep = "auto" if "auto" in words else 5, 1 if "one" in words else 3
+checkpoints = Checkpointer(place, every=every, keep=keep, when_busy=busy, check_replicas="replicas" in words, **watched)
 step = checkpoints.restore()
 log = open(here / f"samples.l{life}.g{generation:03d}.r{rank}", "a")  # noqa: SIM115
 

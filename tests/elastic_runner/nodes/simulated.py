@@ -37,11 +37,13 @@ class Agent:
         self.stops_t = None
         self.ready_t = net.now
         self.rounds = []
+        self.asks, self.distrusts = {}, ()
         self.wires = {}
 
     def get_ready(self):
         self.trains = self.stops_t = self.ready_t = None
-        self.member.ready(Ready(0, 1, f"10.0.0.{self.number}", 1, 1, "", 0))
+        self.member.ready(Ready(0, 1, f"10.0.0.{self.number}", 1, 1, "", 0, **self.asks))
+        self.asks = {}
 
     def turn(self):
         now, net = self.net.now, self.net
@@ -185,7 +187,7 @@ class Net:
         assert self.agreed.setdefault(r.generation, r.nodes) == r.nodes, "two rounds of one generation"
         assert len(r.nodes) <= self.nnodes[1]
         self.reasons[r.generation] = note.reason
-        agent.trains, agent.stops_t = r.generation, None
+        agent.trains, agent.stops_t, agent.distrusts = r.generation, None, note.distrusted
         agent.rounds.append((r.generation, note.place.rank, r.nodes))
         for other in self.agents:
             if other.alive and not other.frozen and other.trains is not None and other.trains != r.generation:

@@ -134,6 +134,20 @@ def test_ranks_stay():
     assert net.reasons == {0: "", 1: "machine1 was lost: its agent has ended", 2: "machine1 joins"}
 
 
+def test_numbers_that_went_bad_on_one_node_are_all_nodes_affair():
+    """It asks for other devices and tells what it does not trust: the nodes turn by one, once, and all of them know."""
+    net = begun(3, 3)
+    first, *rest = net.agreed[0]
+    net.agents[2].asks = {"turn": True, "distrusted": ("[5]", "[7]")}
+    net.agents[2].ready_t = net.now
+    assert net.run(5, lambda: net.together(net.agents) and net.agents[0].trains == 1)
+    assert net.agreed[1] == (*rest, first)
+    assert [a.distrusts for a in net.agents] == [("[5]", "[7]")] * 3
+    net.agents[1].ready_t = net.now
+    assert net.run(5, lambda: net.together(net.agents) and net.agents[0].trains == 2)
+    assert net.agreed[2] == net.agreed[1]
+
+
 def test_one_after_the_other_down_to_one():
     """Each loss is agreed on before the next; the last one standing is still the job."""
     net = begun(5, 3)

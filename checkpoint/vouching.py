@@ -1,0 +1,44 @@
+"""Up to which step a run's numbers are known to be good: what each rank can say when it saves, and what that comes to; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from ..progress import Progress
+
+
+class Word(NamedTuple):
+    """What one rank says; None where its script tells no losses, or no digests of its replica."""
+
+    loss: int | None = None
+    """The newest step whose state a finite loss has vouched for: that of a step after it."""
+    replica: tuple[int, int] | None = None
+    """The newest step that it has a digest of, and the digest."""
+
+
+def word_of(page: Progress | None) -> Word:
+    """The word of the rank that has this page."""
+    if page is None:
+        return Word()
+    if page.finite_step < 0 and page.bad_step < 0:
+        return Word(None, page.replica)
+    finite = page.finite_step if page.bad_step < 0 else min(page.finite_step, page.bad_step)
+    return Word(max(finite - 1, page.restored_step), page.replica)
+
+
+def read_word(said: list[Any]) -> Word:
+    """A word as it comes out of JSON."""
+    loss, replica = said
+    return Word(loss, None if replica is None else (replica[0], replica[1]))
+
+
+def vouched(words: Collection[Word]) -> int | None:
+    """The newest step that all ranks together vouch for; None where they cannot: no numbers, or digests of different steps or models."""
+    steps = [word.loss for word in words if word.loss is not None]
+    replicas = {word.replica for word in words}
+    if replicas - {None}:
+        if len(replicas) > 1:
+            return None
+        steps += [told[0] for told in replicas if told is not None]
+    return min(steps, default=None)
