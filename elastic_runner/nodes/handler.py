@@ -24,12 +24,12 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
+from ...checkpoint.sealed import job_key
 from ..errors import UsageError
 from .messages import Leave, Ready
 from .node import Changed, Ended, Formed, Job, Loop, Node, Note
 from .scribe import Scribe
 from .timing import Timing
-from .wire import job_key
 
 BACKEND = "goodrun"
 SECRET_VARIABLE = "GOODRUN_JOB_SECRET"

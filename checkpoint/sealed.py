@@ -1,7 +1,8 @@
-"""One connection between agents: both sides prove that they know the job's secret, then every frame is counted and sealed.
+"""One connection between two nodes of a job: both sides prove that they know its secret, then every frame is counted and sealed.
 
 The accepting side speaks first. A client's proof holds for this connection alone (both sides add random bytes), and a frame for its place
-in it alone, so nothing that was overheard can be said again. Nothing is kept secret: what agents say may be read, not changed.
+in it alone, so nothing that was overheard can be said again. Nothing is kept secret: what is said may be read, not changed.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ class Broken(Exception):
 def job_key(secret: str, run_id: str) -> bytes:
     """What a job's connections are sealed with. Without a secret it keeps strays and other jobs out, and nobody who knows the run's id."""
     return hmac.digest(secret.encode(), MAGIC + run_id.encode(), "sha256")
+
+
+def keepers_key(key: bytes) -> bytes:
+    """What the connections between a job's keepers are sealed with: what is said to one of them is of no use at an agent's port."""
+    return hmac.digest(key, b"keepers", "sha256")
 
 
 class Connection:
@@ -79,8 +85,8 @@ class Connection:
         try:
             while data := self.sock.recv(_CHUNK):
                 self._in += data
-                if not self.trusted and len(self._in) > _CHUNK:
-                    break
+                if len(self._in) > (_LARGEST if self.trusted else _CHUNK):
+                    break  # the rest waits in the kernel until this has been taken
             else:
                 end = Broken("closed by the other side", ended=True)
         except BlockingIOError:
