@@ -42,6 +42,8 @@ class Host:
     """Called when a newer attempt takes a directory over."""
     record: Callable[[Message], None]
     """Tells the launcher, which keeps the record."""
+    ring: Callable[[Message, list[int]], None]
+    """Takes in the launcher's word on which nodes come next."""
     shelves: dict[str, Shelf] = field(default_factory=dict)
     guests: dict[int, Guest] = field(default_factory=dict)
     allocating: int = 0
@@ -79,6 +81,9 @@ class Host:
         op = m["op"]
         if op == "hello":
             self._hello(guest, m)
+            return
+        if op == "ring":
+            self.ring(m, fds)
             return
         shelf = self.shelves.get(m.get("directory", guest.directory))
         if op == "settle":

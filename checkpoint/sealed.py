@@ -66,7 +66,8 @@ class Connection:
         """Put a message in line; only once the other side is trusted."""
         if len(self._out) > _LARGEST:
             raise Broken("the other side does not read")
-        self._out += len(body).to_bytes(_HEAD, "big") + self._seal(b"a" if self._accepted else b"c", self._count_out, body) + body
+        self._out += len(body).to_bytes(_HEAD, "big") + self._seal(b"a" if self._accepted else b"c", self._count_out, body)
+        self._out += body
         self._count_out += 1
 
     def flush(self) -> None:
@@ -107,7 +108,8 @@ class Connection:
             end = _HEAD + _SEAL + length
             if len(self._in) < end:
                 return
-            seal, body = bytes(self._in[_HEAD : _HEAD + _SEAL]), bytes(self._in[_HEAD + _SEAL : end])
+            with memoryview(self._in) as view:
+                seal, body = bytes(view[_HEAD : _HEAD + _SEAL]), bytes(view[_HEAD + _SEAL : end])
             if not hmac.compare_digest(seal, self._seal(b"c" if self._accepted else b"a", self._count_in, body)):
                 raise Broken("a frame with a wrong seal")
             self._count_in += 1
@@ -150,7 +152,9 @@ class Connection:
         return hmac.digest(self._session, who, "sha256")[:_SEAL]
 
     def _seal(self, who: bytes, count: int, body: bytes) -> bytes:
-        return hashlib.blake2b(who + count.to_bytes(8, "big") + body, key=self._session, digest_size=_SEAL).digest()
+        seal = hashlib.blake2b(who + count.to_bytes(8, "big"), key=self._session, digest_size=_SEAL)
+        seal.update(body)
+        return seal.digest()
 
     def _take(self, n: int) -> bytes:
         taken = bytes(self._in[:n])

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch.distributed import TCPStore
@@ -55,11 +56,15 @@ class GoodAgent(LocalElasticAgent):
     def _agreed(self, membership: Membership, group: Any) -> tuple[int, str, int]:
         """(generation, host, port) of the round that the nodes have agreed on; its store is new."""
         sup = self.supervisor
-        started = int(sup.worker_env[STARTED_VARIABLE])
-        membership.stand = Stand(next=sup.generation + 1, started=started, size=group.spec.local_world_size, role=group.spec.role)
+        started, copies = int(sup.worker_env[STARTED_VARIABLE]), sup.config.snapshot_replicas
+        stand = Stand(next=sup.generation + 1, started=started, size=group.spec.local_world_size, role=group.spec.role, copies=copies)
+        keeper = sup.keeper if copies else None
+        membership.stand = stand if keeper is None else replace(stand, keeper=keeper.open_at(membership.address))
         super()._rendezvous(group)
         formed = membership.formed
         assert formed is not None
+        if keeper is not None:
+            keeper.sends_to(formed.keepers, membership.keepers_key)
         sup.worker_env[STARTED_VARIABLE] = str(formed.started)
         sup.recorder.round_formed(formed, membership.clock_behind_s)
         return formed.round.generation, formed.place.address, formed.place.port

@@ -21,6 +21,8 @@ class Formed:
     place: Place
     started: int
     reason: str
+    keepers: tuple[str, ...] = ()
+    """Those of the next nodes, "ADDRESS PORT"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +223,8 @@ class Member:
         self.known, self._counted = Known(agreed), self._counted_next
         self._lost.clear()
         self.training, self._ready, self._lease_t = True, None, max(self._lease_t, self._acked_t)
-        self.notes.append(Formed(round=agreed, place=commit.place, started=commit.started, reason=commit.reason))
+        formed = Formed(round=agreed, place=commit.place, started=commit.started, reason=commit.reason, keepers=commit.keepers)
+        self.notes.append(formed)
 
     def _say(self, message: Message) -> None:
         if self.following is not None:

@@ -68,7 +68,10 @@ class Pong(Message):
 
 @dataclass(frozen=True)
 class Ready(Message):
-    """My ranks are stopped; I wait for the next round. `next` is the least generation that I can accept."""
+    """My ranks are stopped; I wait for the next round. `next` is the least generation that I can accept.
+
+    `keeper`: the port at which my keeper takes copies of snapshots, 0 for none; `copies`: to how many nodes it sends its own.
+    """
 
     next: int
     started: int
@@ -77,6 +80,8 @@ class Ready(Message):
     size: int
     role: str
     hint: int
+    keeper: int = 0
+    copies: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,12 +108,16 @@ class Ack(Message):
 
 @dataclass(frozen=True)
 class Commit(Message):
-    """All have acknowledged: begin. `started` is when the run began, for the fence of checkpoints; `reason` why there is a new round."""
+    """All have acknowledged: begin. `started` is when the run began, for the fence of checkpoints; `reason` why there is a new round.
+
+    `keepers`: those of the next nodes, "ADDRESS PORT", to which this one's sends copies of its snapshots.
+    """
 
     generation: int
     place: Place
     started: int
     reason: str
+    keepers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
