@@ -102,10 +102,14 @@ def _usable(directory: Path) -> bool:
     return there == directory
 
 
-def fresh_name(step: int, token: Token, number: int) -> str:
-    """A name that was never used, the same on all nodes: no save ever writes into the directory of another."""
-    unique = hashlib.sha256(f"{token.started}.{token.generation}.{number}".encode()).hexdigest()[:6]
-    return f"step-{step:010d}.g{token.generation}-{unique}"
+def fresh_name(step: int, token: Token, number: int, by: Token | None = None) -> str:
+    """A name that was never used, the same on all nodes: no save ever writes into the directory of another.
+
+    `by` is a later attempt that writes anew what this one left in memory.
+    """
+    again = "" if by is None else f".{by.started}.{by.generation}"
+    unique = hashlib.sha256(f"{token.started}.{token.generation}.{number}{again}".encode()).hexdigest()[:6]
+    return f"step-{step:010d}.g{(by or token).generation}-{unique}"
 
 
 def found_in(directory: Where) -> list[Found]:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from .catalogue import fresh_name
 from .fence import Token, fenced
 from .memory import PAGE, Memory, SlotShape, available
 from .places import located
@@ -44,6 +43,8 @@ class Host:
     """Called when a newer attempt takes a directory over."""
     record: Callable[[Message], None]
     """Tells the launcher, which keeps the record."""
+    ring: Callable[[Message, list[int]], None]
+    """Takes in the launcher's word on which nodes come next."""
     shelves: dict[str, Shelf] = field(default_factory=dict)
     guests: dict[int, Guest] = field(default_factory=dict)
     allocating: int = 0
@@ -82,6 +83,9 @@ class Host:
         if op == "hello":
             self._hello(guest, m)
             return
+        if op == "ring":
+            self.ring(m, fds)
+            return
         shelf = self.shelves.get(m.get("directory", guest.directory))
         if op == "settle":
             guest.directory, guest.asked_to_settle, guest.asked_t = m["directory"], True, time.monotonic()
@@ -89,12 +93,15 @@ class Host:
         elif shelf is None:
             guest.line.send({"op": "nothing"})
         elif op == "newest":
-            self._offer(guest, shelf, shelf.newest_whole(), Token(*m["by"]))
+            newest = shelf.newest_whole()
+            self._offer(guest, shelf, newest, Token(*m["by"]), None if newest is None else _taken_over(shelf, newest))
         elif op == "held":
+            shelf.claimed = max(shelf.claimed, Token(*m["by"]))
             guest.line.send({"op": "held", "snapshots": _held(shelf)})
         elif op == "parts":
             asked = Token(*m["token"]), m["number"]
-            self._offer(guest, shelf, next((s for s in shelf.intact() if (s.token, s.number) == asked), None), Token(*m["by"]))
+            found = next((s for s in shelf.intact() if (s.token, s.number) == asked), None)
+            self._offer(guest, shelf, found, Token(*m["by"]), m["writes"])
         elif guest.token < shelf.token:
             why = fenced(located(shelf.directory), shelf.token, guest.token)
             guest.line.send({"op": "failed", "number": m.get("number", 0), "why": why, "fenced": True})
@@ -196,12 +203,14 @@ class Host:
             self.tell(shelf, replaced, {"op": "failed", "number": replaced.number, "why": why, "replaced": True})
         guest.line.send({"op": "decided", "number": m["number"], "take": take})
 
-    def _offer(self, guest: Guest, shelf: Shelf, snapshot: Snapshot | None, by: Token) -> None:
+    def _offer(self, guest: Guest, shelf: Shelf, snapshot: Snapshot | None, by: Token, taken_over: list[int] | None) -> None:
         """Give a rank the memory of all parts of a snapshot that are here; the attempt `by` is going to train on from it."""
         if snapshot is None:
             guest.line.send({"op": "nothing"})
             return
-        shelf.goes_on(snapshot, by)
+        for lost in shelf.goes_on(snapshot, by, taken_over):
+            why = f"step {lost.step} was not saved: a newer attempt has begun without the other nodes' parts"
+            self.tell(shelf, lost, {"op": "failed", "number": lost.number, "why": why})
         self.newer(shelf, by)
         _give(guest, shelf, snapshot)
 
@@ -230,15 +239,22 @@ class Host:
 
 def _held(shelf: Shelf) -> list[object]:
     """What lies here whole of which snapshots, for other nodes to know."""
-    return [[s.step, list(s.token), s.number, shelf.jobs[s.token].world_size, sorted(s.given)] for s in shelf.intact()]
+    return [
+        [s.step, list(s.token), s.number, shelf.jobs[s.token].world_size, sorted(s.given), s.state is State.DURABLE]
+        for s in shelf.intact()
+    ]
+
+
+def _taken_over(shelf: Shelf, snapshot: Snapshot) -> list[int] | None:
+    """Whose parts this node is to write of a snapshot that lies whole here: all, where some are copies of those of a node that is lost."""
+    return None if snapshot.state is State.DURABLE or set(snapshot.given) == shelf.writes(snapshot) else sorted(snapshot.given)
 
 
 def _give(guest: Guest, shelf: Shelf, snapshot: Snapshot) -> None:
     job = shelf.jobs[snapshot.token]
     entries, index, _ = job.blobs.get(snapshot.layout, ((), b"", b""))  # rank 0 gave them to its own keeper
-    name = fresh_name(snapshot.step, snapshot.token, snapshot.number)
-    head = {"op": "newest", "step": snapshot.step, "world": job.world_size, "token": snapshot.token, "name": name, "entries": entries}
-    guest.line.send({**head, "parts": len(snapshot.given)}, raw=index)
+    head = {"op": "newest", "step": snapshot.step, "world": job.world_size, "token": snapshot.token, "name": snapshot.name}
+    guest.line.send({**head, "entries": entries, "parts": len(snapshot.given)}, raw=index)
     for rank, (slot, values) in sorted(snapshot.given.items()):
         layout = job.layouts[snapshot.layout, rank]
         message = {"op": "part", "rank": rank, "shard": layout.shape.shard, "values": values, "cap": layout.shape.values}

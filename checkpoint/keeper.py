@@ -18,6 +18,8 @@ from functools import partial
 
 from .drain import Limiter
 from .hosting import Guest, Host
+from .receiving import Receiver
+from .sending import Ring, Sender
 from .shelf import State
 from .storage import Disk
 from .wire import Gone, Line, Message, address_of, same_user
@@ -44,8 +46,10 @@ class Keeper:
 
     def __post_init__(self) -> None:
         """Nobody is here yet."""
-        self.host = Host(self._post, lambda shelf, token: self.writer.newer(shelf, token), self._record)
+        self.host = Host(self._post, lambda shelf, token: self.writer.newer(shelf, token), self._record, self._ring)
         self.writer = Writer(self.host, self._post, self.disk, self.limiter, self.patience_s, self.others_s)
+        self.sender = Sender(self.host, self._post, Limiter(self.limiter.rate))
+        self.receiver = Receiver(self.host, self._post)
 
     def run(self) -> None:
         """Serve until the launcher (or the last rank) is gone and everything whole is written."""
@@ -66,6 +70,7 @@ class Keeper:
                 self._done.get()()
             met = met or bool(self.host.guests)
             self.writer.tend()
+            self.sender.tend()
         self.listener.close()  # whoever comes now finds nobody, and starts another
         self.writer.finish()
 
@@ -77,8 +82,10 @@ class Keeper:
         return not self.host.guests and (met or time.monotonic() - born > _ALONE_S)
 
     def _patience(self) -> float | None:
-        times = [s.not_before - time.monotonic() for s in self.host.snapshots() if s.state is State.WAITING]
-        if self.writer.running is None and times:
+        now = time.monotonic()
+        times = [s.not_before - now for s in self.host.snapshots() if s.state is State.WAITING and self.writer.running is None]
+        times += [self.sender.not_before - now] if self.sender.not_before > now else []
+        if times:
             return max(min(times), 0)
         if self.writer.running is not None:
             return TELL_EVERY_S
@@ -90,6 +97,11 @@ class Keeper:
         for shelf in self.host.shelves.values():
             shelf.closing = True
 
+    def _ring(self, m: Message, fds: list[int]) -> None:
+        """The launcher tells who comes next, and gives the socket at which the other nodes' keepers call."""
+        key = bytes.fromhex(m["key"])
+        self.receiver.listen(socket.socket(fileno=fds[0]), key)
+        self.sender.meet(Ring(key, tuple((host, port) for host, port in m["next"])))
 
     def _accept(self) -> None:
         sock, _ = self.listener.accept()
@@ -116,6 +128,7 @@ class Keeper:
     def _post(self, done: Callable[[], None]) -> None:
         self._done.put(done)
         self._waker.send(b"x")
+
 
 def listen(name: str) -> socket.socket | None:
     """A socket at the keeper's address; None if another keeper is there already."""

@@ -25,13 +25,15 @@ from .wire import Gone, Line
 
 @dataclass(frozen=True, order=True)
 class Held:
-    """What one node's keeper has whole of a snapshot: the parts of `ranks`, of a world of `world`."""
+    """What one node's keeper has whole of a snapshot: the parts of `ranks`, of a world of `world`, its own or copies of other nodes'."""
 
     step: int
     token: Token
     number: int
     world: int
     ranks: tuple[int, ...]
+    durable: bool = False
+    """Whether this keeper knows that it is on storage."""
 
     @property
     def snapshot(self) -> tuple[int, Token, int]:
@@ -61,15 +63,19 @@ def choose(told: Sequence[Sequence[Held]]) -> tuple[tuple[int, Token, int], dict
 
 def among_nodes(line: Line | None, directory: Where, ranks: Ranks, trusted: Callable[[int, Token], bool], by: Token) -> Offer | None:
     """The newest snapshot that the nodes' keepers have whole between them; all ranks call this, and all have the same answer."""
-    mine = [h for h in _held(line, directory) if trusted(h.step, h.token)] if line is not None else []
-    chosen = choose(ranks.gather(mine))
+    mine = [h for h in _held(line, directory, by) if trusted(h.step, h.token)] if line is not None else []
+    told = ranks.gather(mine)
+    chosen = choose(told)
     if chosen is None:
         return None
     snapshot, holders = chosen
     step, token, number = snapshot
     got: tuple[dict[str, Any], bytes, Slots] | None = None
     if line is not None and any(h.snapshot == snapshot for h in mine):
-        got = parts_of(line, {"op": "parts", "directory": str(directory), "token": list(token), "number": number, "by": by})
+        stored = any(h.durable for held in told for h in held if h.snapshot == snapshot)
+        writes = None if stored else sorted(part for part, rank in holders.items() if rank in ranks.local)
+        question = {"op": "parts", "directory": str(directory), "token": list(token), "number": number, "by": by}
+        got = parts_of(line, question | {"writes": writes})
     served = [part for part, rank in holders.items() if rank == ranks.rank]
     share: tuple[dict[str, Any] | None, bytes, dict[int, bytes]] | None = (None, b"", {})
     if served:
@@ -96,13 +102,13 @@ def among_nodes(line: Line | None, directory: Where, ranks: Ranks, trusted: Call
     )
 
 
-def _held(line: Line, directory: Where) -> list[Held]:
+def _held(line: Line, directory: Where, by: Token) -> list[Held]:
     try:
-        line.send({"op": "held", "directory": str(directory)})
+        line.send({"op": "held", "directory": str(directory), "by": by})
         message, _, _ = said(line)
     except Gone:
         return []
-    return [Held(s, Token(*t), n, w, tuple(r)) for s, t, n, w, r in message.get("snapshots", [])]
+    return [Held(s, Token(*t), n, w, tuple(r), d) for s, t, n, w, r, d in message.get("snapshots", [])]
 
 
 def _values(slots: Slots, parts: Iterable[int]) -> dict[int, bytes]:

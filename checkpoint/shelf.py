@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from .catalogue import Found
+from .catalogue import Found, fresh_name
 from .drain import Item
 from .fence import Token
 from .memory import Memory, SlotShape
@@ -28,6 +28,7 @@ class State(Enum):
     WRITING = "writing"
     DURABLE = "durable"
     FAILED = "failed"
+    HELD = "held"  # copies of other nodes' parts alone: it is theirs to write
 
 
 @dataclass
@@ -41,7 +42,10 @@ class Layout:
 
 @dataclass
 class Snapshot:
-    """One step as the ranks of this node gave it. `given` maps a rank to its slot and the size of its values."""
+    """One step as the ranks of this node gave it, and what was copied here of other nodes' parts.
+
+    `given` maps a rank to its slot and the size of its values.
+    """
 
     number: int
     step: int
@@ -54,6 +58,17 @@ class Snapshot:
     state: State = State.COPYING
     tries: int = 0
     not_before: float = 0.0
+    adopted: Token | None = None
+    """The attempt that went on from it, where all nodes write it anew together."""
+    taken_over: frozenset[int] = frozenset()
+    """The ranks whose parts this node writes then."""
+    sent: bool = False
+    """Whether it was sent to the next nodes, or will not be."""
+
+    @property
+    def name(self) -> str:
+        """What it is called on storage; the same on all nodes."""
+        return fresh_name(self.step, self.token, self.number, self.adopted)
 
 
 @dataclass
@@ -141,6 +156,7 @@ class Shelf:
             self.snapshots.append(found)
         found.given[rank] = (slot, values)
         job = self.jobs[token]
+        found.state = State.COPYING if found.state is State.HELD else found.state
         if found.state is State.COPYING and set(found.given) >= set(job.local):
             found.state = State.WAITING
         self._overwritten(found, rank, slot)
@@ -152,7 +168,11 @@ class Shelf:
         self.snapshots = [s for s in self.snapshots if s not in over or s.layout != new.layout]
         if new.state is State.WAITING:  # whole: nobody will restore an older attempt's, or one of another layout, any more
             here = (new.token, new.layout)
-            self.snapshots = [s for s in self.snapshots if (s.token, s.layout) == here or s.state not in (State.DURABLE, State.FAILED)]
+            mine = [s for s in self.snapshots if (s.token, s.layout) == here]
+            first = all(s is new or s.state in (State.COPYING, State.HELD) for s in mine)
+            # the first may never be whole on all nodes: until the second is here, what they went on from together stays
+            idle = (State.DURABLE, State.FAILED, State.HELD)
+            self.snapshots = [s for s in self.snapshots if s in mine or s.state not in idle or (first and s.adopted is not None)]
             self.tidy(here)
             self.drop_spares()
 
@@ -178,11 +198,31 @@ class Shelf:
             return None
         return now + RETRY_AFTER_S[snapshot.tries - 1]
 
-    def goes_on(self, snapshot: Snapshot, by: Token) -> None:
-        """The attempt `by` trains on from it: what storage did not take is tried anew, in its name, or would never lie there."""
+    def writes(self, snapshot: Snapshot) -> set[int]:
+        """The ranks whose parts of it this node writes, and sends to the next nodes."""
+        if snapshot.adopted is not None:
+            return set(snapshot.taken_over)
+        return set(snapshot.given) & set(self.jobs[snapshot.token].local)
+
+    def goes_on(self, snapshot: Snapshot, by: Token, taken_over: list[int] | None = None) -> list[Snapshot]:
+        """The attempt `by` trains on from it: what storage did not take is tried anew, in its name, or would never lie there.
+
+        Where several nodes hold it together, or held it, they write it anew, each the parts of the ranks in `taken_over`. Returns those
+        that will never be whole now.
+        """
         self.claimed = max(self.claimed, by)
-        if snapshot.state is State.FAILED:
+        if taken_over is not None and snapshot.adopted != by:  # the first rank of this node that asks
+            snapshot.adopted, snapshot.taken_over, snapshot.sent = by, frozenset(taken_over), False
+            snapshot.tries, snapshot.not_before = 0, 0.0
+            if snapshot.state is not State.WRITING:  # else once that has been given up
+                snapshot.state = State.WAITING if taken_over else State.HELD
+        elif taken_over is None and snapshot.state is State.FAILED:
             snapshot.state, snapshot.tries, snapshot.not_before = State.WAITING, 0, 0.0
+        waiting = [s for s in self.snapshots if s.token < by and s.state is State.WAITING and s is not snapshot]
+        in_vain = [s for s in waiting if len(self.writes(s)) < self.jobs[s.token].world_size]
+        for s in in_vain:
+            s.state = State.FAILED
+        return in_vain
 
     def newest_whole(self) -> Snapshot | None:
         """The newest snapshot that can be restored from memory: every rank of its world gave its part here, and it is intact."""

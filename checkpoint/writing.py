@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from .catalogue import Found, fresh_name
+from .catalogue import Found
 from .drain import Abandoned, Drain, Limiter, Part, Work
 from .errors import CheckpointError, CheckpointFenced
 from .fence import Fence, Token
@@ -96,7 +96,8 @@ class Writer:
     def _work_of(self, shelf: Shelf, snapshot: Snapshot) -> Work:
         job, directory = shelf.jobs[snapshot.token], located(shelf.directory)
         parts = {}
-        for rank, (slot, values) in sorted(snapshot.given.items()):
+        for rank in sorted(shelf.writes(snapshot)):
+            slot, values = snapshot.given[rank]
             layout = job.layouts[snapshot.layout, rank]
             view = memoryview(layout.slots[slot].map)
             at = layout.shape.values_at
@@ -105,7 +106,7 @@ class Writer:
         entries, index, metadata = job.blobs.get(snapshot.layout, ((), b"", b""))
         return Work(
             directory=directory,
-            name=fresh_name(snapshot.step, snapshot.token, snapshot.number),
+            name=snapshot.name,
             step=snapshot.step,
             world_size=job.world_size,
             parts=parts,
@@ -194,6 +195,9 @@ class Writer:
     def _written(self, running: _Running, path: Where | None, error: Exception | None) -> None:
         self.running = None
         shelf, snapshot, work = running.shelf, running.snapshot, running.work
+        if snapshot.name != work.name:
+            self._write_anew(running)
+            return
         if running.lost:
             self._was_kept(running, path, error)
             return
@@ -225,6 +229,13 @@ class Writer:
             self._drain(running).abandon(work)
         lost = {"op": "failed", "number": snapshot.number, "why": why, "fenced": isinstance(error, CheckpointFenced)}
         self.host.tell(shelf, snapshot, lost)
+
+    def _write_anew(self, running: _Running) -> None:
+        """While it was being written a newer attempt has begun, and its nodes write it together: all of them, whatever became of this."""
+        _release(running.work)
+        running.snapshot.state = State.WAITING if running.snapshot.taken_over else State.HELD
+        with suppress(OSError, CheckpointError):
+            self._drain(running).abandon(running.work)
 
     def _was_kept(self, running: _Running, path: Where | None, error: Exception | None) -> None:
         _release(running.work)

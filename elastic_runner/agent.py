@@ -56,7 +56,8 @@ class GoodAgent(LocalElasticAgent):
     def _agreed(self, membership: Membership, group: Any) -> tuple[int, str, int]:
         """(generation, host, port) of the round that the nodes have agreed on; its store is new."""
         sup = self.supervisor
-        started = int(sup.worker_env[STARTED_VARIABLE])
+        started, copies = int(sup.worker_env[STARTED_VARIABLE]), sup.config.snapshot_replicas
+        keeper = sup.keeper if copies else None
         membership.stand = Stand(
             next=sup.generation + 1,
             started=started,
@@ -64,10 +65,14 @@ class GoodAgent(LocalElasticAgent):
             role=group.spec.role,
             distrusted=sup.trust.told,
             turn=sup.trust.turns,
+            keeper=0 if keeper is None else keeper.open_at(membership.address),
+            copies=copies,
         )
         super()._rendezvous(group)
         formed = membership.formed
         assert formed is not None
+        if keeper is not None:
+            keeper.sends_to(formed.keepers, membership.keepers_key)
         sup.worker_env[STARTED_VARIABLE] = str(formed.started)
         sup.trust.agreed(formed.distrusted)
         sup.recorder.round_formed(formed, membership.clock_behind_s)

@@ -266,6 +266,17 @@ class SaveEnded(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SnapshotCopied(Event):
+    """This node's parts of a snapshot are in the memory of so many other `nodes`, `seconds` after it was taken; `nbytes` were sent."""
+
+    name: ClassVar[str] = "snapshot_copied"
+    step: int = -1
+    seconds: float = 0.0
+    nbytes: int = 0
+    nodes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataStarved(Event):
     """A rank's loader does not keep up. Over `over_s` seconds and `steps` steps it waited `waited_s`; `text` is what people are told.
 
@@ -361,6 +372,6 @@ KINDS: dict[str, type[Event]] = {
     for cls in (
         RunStarted, RoundFormed, AttemptStarted, WorkersSpawned, Restored, FirstStep, RankExited, RankHung, StackDumped, ChaosFired, Failed,
         Decided, Stopping, Stopped, Receipt, RankProgress, RankSlow, DeviceVerdict, DeviceSetAside, DeviceTested, DataStarved,
-        ReplicasTold, Saving, SaveEnded, Notice, RunEnded,
+        ReplicasTold, Saving, SaveEnded, SnapshotCopied, Notice, RunEnded,
     )
 }  # fmt: skip

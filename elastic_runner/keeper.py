@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from .. import progress
 from ..checkpoint.link import keeper_command
-from ..checkpoint.wire import ADDRESS_VARIABLE
+from ..checkpoint.wire import ADDRESS_VARIABLE, Gone, address_of, connect
 
 _SAY_EVERY_S = 5.0
 _TOO_OFTEN = 20
@@ -42,6 +43,11 @@ class KeeperProcess:
     _life: int = -1
     _deaths: int = 0
     _heard: bytes = b""
+    _listener: socket.socket | None = None
+    """Where other nodes' keepers call; it outlives every keeper."""
+    _ring: dict[str, Any] | None = None
+    """Which nodes come next, as the keeper is to be told."""
+    _ring_told: bool = False
 
     def start(self) -> None:
         """Start it; ranks find it by its name."""
@@ -62,6 +68,30 @@ class KeeperProcess:
             os.close(ours)
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
+        self._ring_told = False
+
+    def open_at(self, address: str) -> int:
+        """The port at which other nodes' keepers can send copies of their snapshots to this one."""
+        if self._listener is None:
+            listener = self._listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+            listener.bind((address, 0))
+            listener.listen(64)
+        return int(self._listener.getsockname()[1])
+
+    def sends_to(self, keepers: Sequence[str], key: bytes) -> None:
+        """Where it is to send copies of its snapshots, each "ADDRESS PORT"."""
+        self._ring = {"op": "ring", "key": key.hex(), "next": [(at.split()[0], int(at.split()[1])) for at in keepers]}
+        self._ring_told = False
+        self._tell_ring()
+
+    def _tell_ring(self) -> None:
+        if self._ring is None or self._listener is None or self._ring_told:
+            return
+        if (line := connect(address_of(self.name))) is not None:  # else it is just starting
+            with suppress(Gone):
+                line.send(self._ring, fds=(self._listener.fileno(),))
+                self._ring_told = True
+            line.close()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -76,6 +106,7 @@ class KeeperProcess:
     def tend(self) -> None:
         """Start it again if it has died; the ranks give it what it had."""
         self._hear()
+        self._tell_ring()
         if self._process is None or self._process.poll() is None or self._deaths >= _TOO_OFTEN:
             return
         self._deaths += 1
@@ -100,6 +131,8 @@ class KeeperProcess:
                 self.say(f"waiting for the last checkpoint to be written ({time.monotonic() - begin:.0f} s)")
         self._hang_up()
         self._process = None
+        if self._listener is not None:
+            self._listener.close()
 
     def _hear(self) -> None:
         """Take in what it has told, a JSON object a line."""

@@ -24,6 +24,10 @@ def choose_rendezvous(args: argparse.Namespace, max_nodes: int) -> None:
         raise UsageError(f"--spare-nodes {args.spare_nodes} must be 0 or more")
     if args.rdzv_backend is NOT_SAID and max_nodes > 1 and not args.standalone:
         args.rdzv_backend = "goodrun"
+    if args.snapshot_replicas < 0:
+        raise UsageError(f"--snapshot-replicas {args.snapshot_replicas} must be 0 or more")
+    if args.snapshot_replicas and (max_nodes == 1 or args.rdzv_backend != "goodrun"):
+        raise UsageError("--snapshot-replicas needs other nodes (--nnodes above 1) and goodrun's own rendezvous, which knows them")
     if args.rdzv_backend == "goodrun" and not args.rdzv_endpoint:
         args.rdzv_endpoint = f"{args.master_addr}:{29500 if args.master_port is None else args.master_port}"
 

@@ -56,6 +56,8 @@ class RunConfig:
     """How long to wait for a device where too few are left."""
     keeper_bandwidth: float = 0.0
     """MiB per second that checkpoints may be written at; 0 is no limit."""
+    snapshot_replicas: int = 0
+    """To how many other nodes' memory snapshots are copied."""
     storage_patience_s: float = 60.0
     """How long an object store is asked again for one thing before the save has failed and begins anew."""
     restore_from: str = ""
@@ -217,6 +219,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
         health_policy=args.health_policy,
         simulate_gpus=args.simulate_gpus,
         keeper_bandwidth=_bandwidth(args.keeper_bandwidth),
+        snapshot_replicas=args.snapshot_replicas,
         storage_patience_s=_patience(args.storage_patience),
         restore_from=args.restore_from,
         hang_detection=args.hang_detection == "auto",

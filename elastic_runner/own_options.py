@@ -41,6 +41,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     g.add_argument("--hang-detection", choices=["auto", "off"], default="auto", help="find ranks that hang (default: auto)")
     g.add_argument("--dry-run-detectors", action="store_true", help="only record what the hang detection would have done")
     g.add_argument("--keeper-bandwidth", type=float, default=0.0, metavar="MIB", help="write checkpoints at no more than MIB per second")
+    g.add_argument("--snapshot-replicas", type=int, default=0, metavar="N", help="copy snapshots to the memory of the N next nodes (0)")
     g.add_argument("--storage-patience", type=float, default=60.0, metavar="SECONDS", help="ask an object store again for so long (60)")
     g.add_argument("--restore-from", default="", metavar="STEP|PATH", help="begin from this checkpoint instead of the newest one")
     g.add_argument("--no-status", action="store_true", help="no line at the bottom of the terminal that says how the run stands")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..progress import Mark, Progress
-from .events import SaveEnded, Saving
+from .events import SaveEnded, Saving, SnapshotCopied
 from .journal import Journal
 
 Pages = Mapping[int, Progress]
@@ -34,6 +34,8 @@ class Saves:
             self._note(why)
         if op in ("writing", "trouble"):
             self._journal.write(Saving(step=step, done=told.get("done", 0), total=told.get("total", 0), trouble=why))
+        elif op == "copied":
+            self._journal.write(SnapshotCopied(step=step, seconds=told["seconds"], nbytes=told["bytes"], nodes=told["nodes"]))
         elif op in ("durable", "failed", "skipped"):
             fate = "replaced" if told.get("replaced") else "kept" if told.get("kept") else op
             if fate == "durable":

@@ -24,13 +24,13 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
+from ...checkpoint.sealed import job_key, keepers_key
 from ..errors import UsageError
 from ..events import ReplicasTold
 from .messages import Leave, Ready
 from .node import Changed, Ended, Formed, Job, Loop, Node, Note
 from .scribe import Scribe
 from .timing import Timing
-from .wire import job_key
 
 BACKEND = "goodrun"
 SECRET_VARIABLE = "GOODRUN_JOB_SECRET"
@@ -47,6 +47,7 @@ class Stand:
     """What a node brings into the next round. `next` is the least generation it can accept, `started` when its run began.
 
     `distrusted` and `turn` are as in messages.Ready.
+    `keeper` is its keeper's port for other nodes, 0 for none; `copies` to how many of those that sends its snapshots.
     """
 
     next: int = 0
@@ -55,6 +56,8 @@ class Stand:
     role: str = ""
     distrusted: tuple[str, ...] = ()
     turn: bool = False
+    keeper: int = 0
+    copies: int = 0
 
 
 class Membership(RendezvousHandler):
@@ -83,11 +86,13 @@ class Membership(RendezvousHandler):
         timing = Timing() if last_call is None else Timing(last_call_s=float(last_call))
         nnodes = (parameters.min_nodes, parameters.max_nodes)
         key = job_key(os.environ.get(SECRET_VARIABLE, ""), parameters.run_id)
-        self._address = numeric(parameters.local_addr) if parameters.local_addr else outward(endpoints)
+        self.address = numeric(parameters.local_addr) if parameters.local_addr else outward(endpoints)
+        """This node's address in the job."""
+        self.keepers_key = keepers_key(key)
         self._endpoints = endpoints
         self._loop = Loop()
         name = socket.gethostname()
-        local = self._address if parameters.local_addr else ""
+        local = self.address if parameters.local_addr else ""
         job = Job(key=key, endpoints=endpoints, nnodes=nnodes, timing=timing, spares=spares)
         self._node = Node(self._loop, job, f"{name.replace(' ', '')}:{os.getpid()}:{secrets.token_hex(4)}", name, local)
         self._scribe: Scribe | None = None
@@ -196,19 +201,19 @@ class Membership(RendezvousHandler):
                 self._scribe.look()
 
     def _listen(self) -> socket.socket:
-        listener = socket.socket(socket.AF_INET6 if ":" in self._address else socket.AF_INET, socket.SOCK_STREAM)
+        listener = socket.socket(socket.AF_INET6 if ":" in self.address else socket.AF_INET, socket.SOCK_STREAM)
         try:
-            listener.bind((self._address, 0))
+            listener.bind((self.address, 0))
             listener.listen(1024)
         except OSError as e:
             listener.close()
-            raise RendezvousConnectionError(f"cannot listen at {self._address}: {e.strerror}; choose another with --local-addr") from e
+            raise RendezvousConnectionError(f"cannot listen at {self.address}: {e.strerror}; choose another with --local-addr") from e
         return listener
 
     def _wait_for_round(self, port: int) -> Formed:
         stand, node = self.stand, self._node
-        place = self._address, port
-        ready = Ready(stand.next, stand.started, *place, stand.size, stand.role, self._hint, stand.distrusted, stand.turn)
+        about = stand.size, stand.role, self._hint, stand.distrusted, stand.turn, stand.keeper, stand.copies
+        ready = Ready(stand.next, stand.started, self.address, port, *about)
 
         def ask() -> None:
             with node.changed:

@@ -236,10 +236,11 @@ class Leader:
         self._proposal, self._enough_t = None, None
         because, self._reason = self._reason, ""
         by_node = {p.hello.node: p for p in seated.values()}
-        places = _places([by_node[n] for n in proposed.nodes])
+        in_order = [by_node[n] for n in proposed.nodes]
+        places, keepers = _places(in_order), next_keepers(in_order)
         for link, p in seated.items():
-            p.ready = None
-            self.out.append((link, Commit(proposed.generation, places[p.hello.node], started, because, distrusted)))
+            p.ready, node = None, p.hello.node
+            self.out.append((link, Commit(proposed.generation, places[node], started, because, distrusted, keepers[node])))
 
 
 def _places(peers: list[Peer]) -> dict[str, Place]:
@@ -253,6 +254,16 @@ def _places(peers: list[Peer]) -> dict[str, Place]:
         places[p.hello.node] = Place(rank, len(peers), base, world, begin, total_of_role[r.role], readies[0].address, readies[0].port)
         base, of_role[r.role] = base + r.size, begin + r.size
     return places
+
+
+def next_keepers(peers: list[Peer]) -> dict[str, tuple[str, ...]]:
+    """To which keepers each node's sends copies, by node: those of the next nodes, in a ring of all that take any."""
+    ring = [(p, p.ready) for p in peers if p.ready is not None and p.ready.keeper]
+    found = {p.hello.node: () for p in peers} | dict[str, tuple[str, ...]]()
+    for i, (p, r) in enumerate(ring):
+        after = (ring[(i + k) % len(ring)][1] for k in range(1, min(r.copies, len(ring) - 1) + 1))
+        found[p.hello.node] = tuple(f"{other.address} {other.keeper}" for other in after)
+    return found
 
 
 def _rank_of_new(p: Peer) -> tuple[int, float, tuple[int, ...], str, str]:

@@ -9,8 +9,8 @@ import time
 from contextlib import suppress
 from typing import Protocol
 
+from ...checkpoint.sealed import Broken, Connection
 from .messages import Garbled, Message, decode, encode
-from .wire import Broken, Connection
 
 _UNPROVEN_S = 3.0
 _LINGER_S = 2.0

@@ -23,6 +23,8 @@ class Formed:
     reason: str
     distrusted: tuple[str, ...] = ()
     """Checkpoints that any node of it distrusts."""
+    keepers: tuple[str, ...] = ()
+    """Those of the next nodes, "ADDRESS PORT"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,9 +225,15 @@ class Member:
         self.known, self._counted = Known(agreed), self._counted_next
         self._lost.clear()
         self.training, self._ready, self._lease_t = True, None, max(self._lease_t, self._acked_t)
-        self.notes.append(
-            Formed(round=agreed, place=commit.place, started=commit.started, reason=commit.reason, distrusted=commit.distrusted)
+        formed = Formed(
+            round=agreed,
+            place=commit.place,
+            started=commit.started,
+            reason=commit.reason,
+            distrusted=commit.distrusted,
+            keepers=commit.keepers,
         )
+        self.notes.append(formed)
 
     def _say(self, message: Message) -> None:
         if self.following is not None:

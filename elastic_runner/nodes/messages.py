@@ -72,6 +72,7 @@ class Ready(Message):
 
     `distrusted`: checkpoints that are not to be restored from, in the words of checkpoint/distrust.py; `turn`: numbers went bad here, all
     ranks are to come to other devices.
+    `keeper`: the port at which my keeper takes copies of snapshots, 0 for none; `copies`: to how many nodes it sends its own.
     """
 
     next: int
@@ -83,6 +84,8 @@ class Ready(Message):
     hint: int
     distrusted: tuple[str, ...] = ()
     turn: bool = False
+    keeper: int = 0
+    copies: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ class Commit(Message):
     """All have acknowledged: begin. `started` is when the run began, for the fence of checkpoints; `reason` why there is a new round.
 
     `distrusted` are the checkpoints that any of us distrusts.
+    `keepers`: those of the next nodes, "ADDRESS PORT", to which this one's sends copies of its snapshots.
     """
 
     generation: int
@@ -119,6 +123,7 @@ class Commit(Message):
     started: int
     reason: str
     distrusted: tuple[str, ...] = ()
+    keepers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ...checkpoint.sealed import Connection
 from .link import Link, words
 from .messages import Message
 from .timing import Timing
-from .wire import Connection
 
 OURS = 0
 """The number that stands for this agent itself where links are numbered."""

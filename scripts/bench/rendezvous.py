@@ -39,9 +39,9 @@ class Ours:
     """Agents of goodrun's."""
 
     def __init__(self, numbers: list[int], count: int, ports: list[int]) -> None:
+        from goodrun.checkpoint.sealed import job_key
         from goodrun.elastic_runner.nodes.messages import Ready
         from goodrun.elastic_runner.nodes.node import Changed, Formed, Job, Loop, Node
-        from goodrun.elastic_runner.nodes.wire import job_key
 
         self._formed, self._changed = Formed, Changed
         self._ready = Ready(0, 1, "127.0.0.1", 1, 1, "", 0)

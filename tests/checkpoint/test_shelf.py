@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from goodrun.checkpoint.fence import Token
-from goodrun.checkpoint.shelf import Shelf, Snapshot, State
+from goodrun.checkpoint.retention import Keep
+from goodrun.checkpoint.shelf import Job, Shelf, Snapshot, State
 
 OLD, NEW = Token(0, 1), Token(0, 2)
 
@@ -18,3 +19,29 @@ def test_what_a_newer_durable_one_has_overtaken_is_not_written_after_it(token: T
     assert shelf.overtaken() == []
     shelf.snapshots[1].state = State.DURABLE
     assert shelf.overtaken() == [late]
+
+
+def test_what_nodes_hold_together_is_written_anew() -> None:
+    """A newer attempt goes on from step 4: this node writes what it was told to, whatever had become of it; step 6 will never be whole."""
+    job = Job(OLD, 3, (0,), Keep(), "", -1)
+    for state in (State.WAITING, State.FAILED, State.DURABLE, State.HELD):
+        four = Snapshot(2, 4, OLD, "l", {0: (0, 1), 2: (2, 1)}, state=state)
+        six = Snapshot(3, 6, OLD, "l", {0: (1, 1)}, state=State.WAITING)
+        shelf = Shelf("d", {OLD: job}, [four, six])
+        assert shelf.writes(four) == {0}
+        before = four.name
+        assert shelf.goes_on(four, NEW, [0, 2]) == [six]
+        assert shelf.writes(four) == {0, 2}
+        assert shelf.goes_on(four, NEW, [0, 2]) == []  # asked by another rank
+        assert (shelf.token, shelf.next(0.0), six.state) == (NEW, four, State.FAILED)
+        assert four.name != before and ".g2-" in four.name  # nobody may be waiting in the old place for parts that do not come
+
+
+def test_one_that_is_being_written_is_given_up_first() -> None:
+    """Until then it is nobody else's; one that other nodes write is only held."""
+    writing, held = Snapshot(1, 2, OLD, "l", {0: (0, 1)}, state=State.WRITING), Snapshot(2, 4, OLD, "l", {0: (1, 1)}, state=State.WAITING)
+    shelf = Shelf("d", {OLD: Job(OLD, 3, (0,), Keep(), "", -1)}, [writing, held])
+    shelf.goes_on(writing, NEW, [0])
+    shelf.goes_on(held, NEW, [])
+    assert (writing.state, held.state) == (State.WRITING, State.HELD)
+    assert shelf.next(0.0) is None

@@ -10,11 +10,23 @@ import sys
 from pathlib import Path
 
 import pytest
+from elastic_runner.conftest import alive
 from elastic_runner.nodes.told import one_at_a_time
 from elastic_runner.test_survival import consumed, exactly_once
 
 from goodrun.checkpoint.catalogue import found_in
-from goodrun.elastic_runner.events import AttemptStarted, Decided, Failed, FirstStep, Restored, RoundFormed, WorkersSpawned
+from goodrun.elastic_runner.events import (
+    AttemptStarted,
+    Decided,
+    Failed,
+    FirstStep,
+    RankProgress,
+    Restored,
+    RoundFormed,
+    SaveEnded,
+    SnapshotCopied,
+    WorkersSpawned,
+)
 
 
 def free_port() -> int:
@@ -188,6 +200,51 @@ def test_a_replica_that_went_astray_on_another_node_is_found(job, tmp_path):
         cause, node_of = history["attempts"][0]["cause"], {r["rank"]: r["node"] for r in top["ranks"]}
         assert node_of[0] == node_of[1] != node_of[2]  # of two launchers on one host the second is host#2
         assert cause == f"the model of rank 2 is not that of the others (after step {failed.step}, slot 1) on {node_of[0]}"
+
+
+def three_nodes_one_of_them_lost(job, tmp_path, who, *options):
+    """One of three nodes cannot write step 10 or later ones; it is killed whole (launcher, keeper, ranks) when step 15 is in memory.
+
+    Returns the other two, and the newest step that storage had.
+    """
+    ports, jobs = [free_port() for _ in range(3)], {}
+    for rank, name in enumerate("abc"):
+        words = ["--node-rank", rank, *options, *(["--chaos", "eio:for=1h@step=10"] if name == who else []), "train.py", 48]
+        env = {"TEST_DIR": str(tmp_path), "TEST_PAUSE": "0.1", "TEST_NODE": str(tmp_path / name)}
+        jobs[name] = node(job, name, ports, "2:3", *words, **env)
+    there = SnapshotCopied if options else RankProgress
+    jobs["a"].until(lambda: all(steps(j, there) >= 15 for j in jobs.values()), 60)
+    stored = max(found.step for found in found_in(tmp_path / "checkpoints") if found.fault is None)
+    lost = alive(f"TEST_NODE={tmp_path / who}")
+    for signum in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in lost:
+            os.kill(pid, signum)
+    return [j.ok() for name, j in jobs.items() if name != who], stored
+
+
+def steps(j, kind):
+    return max((e.step if kind is SnapshotCopied else max(e.steps) for e in j.events(kind)), default=-1)
+
+
+@pytest.mark.parametrize("who", ["a", "c"])
+def test_a_lost_nodes_parts_are_restored_from_the_next_nodes_memory(job, tmp_path, who):
+    """Storage has step 5; the others go on from step 15 or later, of which a part was in memory on the lost node, and write it, too."""
+    rest, stored = three_nodes_one_of_them_lost(job, tmp_path, who, "--snapshot-replicas", 1)
+    assert stored == 5
+    restored = [j.events(Restored)[-1].step for j in rest]
+    assert min(restored) == max(restored) >= 15
+    assert "out of the keeper's memory, on several nodes" in "".join(j.err for j in rest)
+    for j in rest:
+        assert any(e.step == restored[0] and e.fate == "durable" for e in j.events(SaveEnded))
+    exactly_once(consumed(tmp_path))
+    one_at_a_time(tmp_path)
+
+
+def test_without_copies_a_lost_node_costs_what_storage_has_not(job, tmp_path):
+    """The same loss without --snapshot-replicas: back to step 5."""
+    rest, stored = three_nodes_one_of_them_lost(job, tmp_path, "c")
+    assert [j.events(Restored)[-1].step for j in rest] == [stored, stored] == [5, 5]
+    exactly_once(consumed(tmp_path))
 
 
 @pytest.mark.exhaustive

@@ -151,6 +151,9 @@ def test_every_option_of_torchruns_is_there():
         (["--max-restarts", "-1", "train.py"], "--max-restarts"),
         (["--shutdown-timeout", "soon", "train.py"], "soon"),
         (["--shutdown-timeout", "-3", "train.py"], "--shutdown-timeout"),
+        (["--snapshot-replicas", "1", "train.py"], "--snapshot-replicas needs other nodes"),
+        (["--snapshot-replicas", "1", "--nnodes", "2", "--rdzv-backend", "c10d", "train.py"], "--snapshot-replicas needs other nodes"),
+        (["--snapshot-replicas", "-1", "--nnodes", "2", "train.py"], "--snapshot-replicas -1"),
     ],
     ids=lambda v: " ".join(v) or "nothing" if isinstance(v, list) else None,
 )

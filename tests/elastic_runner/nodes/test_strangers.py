@@ -10,11 +10,11 @@ import time
 
 import pytest
 
+from goodrun.checkpoint.sealed import MAGIC, Broken, Connection, job_key
 from goodrun.elastic_runner.errors import UsageError
 from goodrun.elastic_runner.nodes.handler import resolve
 from goodrun.elastic_runner.nodes.messages import Garbled, Leave, Ready, decode, encode
 from goodrun.elastic_runner.nodes.node import Formed, Job, Loop, Node
-from goodrun.elastic_runner.nodes.wire import MAGIC, Broken, Connection, job_key
 
 
 @pytest.fixture

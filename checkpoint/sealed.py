@@ -1,7 +1,8 @@
-"""One connection between agents: both sides prove that they know the job's secret, then every frame is counted and sealed.
+"""One connection between two nodes of a job: both sides prove that they know its secret, then every frame is counted and sealed.
 
 The accepting side speaks first. A client's proof holds for this connection alone (both sides add random bytes), and a frame for its place
-in it alone, so nothing that was overheard can be said again. Nothing is kept secret: what agents say may be read, not changed.
+in it alone, so nothing that was overheard can be said again. Nothing is kept secret: what is said may be read, not changed.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ def job_key(secret: str, run_id: str) -> bytes:
     return hmac.digest(secret.encode(), MAGIC + run_id.encode(), "sha256")
 
 
+def keepers_key(key: bytes) -> bytes:
+    """What the connections between a job's keepers are sealed with: what is said to one of them is of no use at an agent's port."""
+    return hmac.digest(key, b"keepers", "sha256")
+
+
 class Connection:
     """Bytes in, messages out, and back. Non-blocking; the owner watches `sock`."""
 
@@ -60,7 +66,8 @@ class Connection:
         """Put a message in line; only once the other side is trusted."""
         if len(self._out) > _LARGEST:
             raise Broken("the other side does not read")
-        self._out += len(body).to_bytes(_HEAD, "big") + self._seal(b"a" if self._accepted else b"c", self._count_out, body) + body
+        self._out += len(body).to_bytes(_HEAD, "big") + self._seal(b"a" if self._accepted else b"c", self._count_out, body)
+        self._out += body
         self._count_out += 1
 
     def flush(self) -> None:
@@ -79,8 +86,8 @@ class Connection:
         try:
             while data := self.sock.recv(_CHUNK):
                 self._in += data
-                if not self.trusted and len(self._in) > _CHUNK:
-                    break
+                if len(self._in) > (_LARGEST if self.trusted else _CHUNK):
+                    break  # the rest waits in the kernel until this has been taken
             else:
                 end = Broken("closed by the other side", ended=True)
         except BlockingIOError:
@@ -101,7 +108,8 @@ class Connection:
             end = _HEAD + _SEAL + length
             if len(self._in) < end:
                 return
-            seal, body = bytes(self._in[_HEAD : _HEAD + _SEAL]), bytes(self._in[_HEAD + _SEAL : end])
+            with memoryview(self._in) as view:
+                seal, body = bytes(view[_HEAD : _HEAD + _SEAL]), bytes(view[_HEAD + _SEAL : end])
             if not hmac.compare_digest(seal, self._seal(b"c" if self._accepted else b"a", self._count_in, body)):
                 raise Broken("a frame with a wrong seal")
             self._count_in += 1
@@ -144,7 +152,9 @@ class Connection:
         return hmac.digest(self._session, who, "sha256")[:_SEAL]
 
     def _seal(self, who: bytes, count: int, body: bytes) -> bytes:
-        return hashlib.blake2b(who + count.to_bytes(8, "big") + body, key=self._session, digest_size=_SEAL).digest()
+        seal = hashlib.blake2b(who + count.to_bytes(8, "big"), key=self._session, digest_size=_SEAL)
+        seal.update(body)
+        return seal.digest()
 
     def _take(self, n: int) -> bytes:
         taken = bytes(self._in[:n])
