@@ -159,8 +159,9 @@ class Leader:
             return
         roster, staying = self.roster, self.roster.staying
         if roster.committed is not None:
-            members = [p for p in staying if p.hello.node in roster.committed.nodes]
-            if not members and roster.done & set(roster.committed.nodes) and not roster.still_coming(self._led_t, now):
+            nodes = set(roster.committed.nodes)
+            members = [p for p in staying if p.hello.node in nodes]
+            if not members and roster.done & nodes and not roster.still_coming(self._led_t, now):
                 self._close(Closed("all nodes are done", ok=True))
                 return
             reason = roster.missing() or self._why(members, now)
@@ -169,7 +170,7 @@ class Leader:
             if not self._reason or roster.amiss():  # what began it, or what is worse
                 self._reason = reason
             for link, p in roster.peers.items():
-                if p in members and p.ready is None and p.told < roster.generation:
+                if p.hello.node in nodes and not p.done and p.ready is None and p.told < roster.generation:
                     p.told = roster.generation
                     self.out.append((link, Change(reason)))
             if any(p.ready is None for p in members) or roster.still_coming(self._led_t, now):
@@ -181,8 +182,9 @@ class Leader:
         if again := next((p for p in members if p.ready is not None), None):
             return f"the ranks of {again.hello.name} start over"
         if len(members) < self._most:
+            nodes = {p.hello.node for p in members}
             for p in self.roster.staying:
-                if p.ready is not None and p not in members and self._may_join(p, now):
+                if p.ready is not None and p.hello.node not in nodes and self._may_join(p, now):
                     return f"{p.hello.name} joins"
         return ""
 
