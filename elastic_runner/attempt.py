@@ -173,7 +173,8 @@ class Attempt:
             return None
         first = next(r for r in self.ranks if r.rank == bad.rank)
         slot = first.slot if bad.alone else -1
-        failure = replace(self._failure(first, pages[bad.rank], bad.kind), step=bad.step, slot=slot, shared=not self._whole_job)
+        shared = self.numbers.world_size > len(self.ranks)
+        failure = replace(self._failure(first, pages[bad.rank], bad.kind), step=bad.step, slot=slot, shared=shared)
         return Broken(failure=failure, cause=bad.cause, fault_t=failure.t, pid=first.pid, trusted_step=bad.trusted_step)
 
     def device_to_blame(self, slot: int, kind: Kind, cause: str) -> Broken:

@@ -34,7 +34,7 @@ class NumbersWatch:
         """So many ranks are compared, those of other nodes that tell us included."""
         self.equal_step = -1
         """The newest step at which all their models were equal."""
-        self._world_size = world_size
+        self.world_size = world_size
         self._digests: dict[int, dict[int, int]] = {}
         """Of each step not compared yet the digests of the ranks that have told one."""
         self._told_step = -1
@@ -44,7 +44,7 @@ class NumbersWatch:
         for rank, p in pages.items():
             if p.replica is not None:
                 self.hear(p.replica[0], {rank: p.replica[1]})
-        return _loss(pages) or self._replicas(pages)
+        return _loss(pages, here="" if len(pages) == self.world_size else " here") or self._replicas(pages)
 
     def hear(self, step: int, digests: Mapping[int, int]) -> None:
         """These ranks have told what their models are after a step."""
@@ -56,7 +56,7 @@ class NumbersWatch:
     def news(self, ranks: Collection[int]) -> tuple[int, dict[int, int]] | None:
         """The newest step of which all ranks here have told a digest, and those, for the other nodes: once, and None if there are none."""
         step = max((s for s, told in self._digests.items() if told.keys() >= set(ranks)), default=-1)
-        if len(ranks) == self._world_size or step <= self._told_step:
+        if len(ranks) == self.world_size or step <= self._told_step:
             return None
         self._told_step = step
         return step, {rank: self._digests[step][rank] for rank in ranks}
@@ -64,7 +64,7 @@ class NumbersWatch:
     def _replicas(self, pages: Mapping[int, Progress]) -> Bad | None:
         """Digests are compared once all ranks have given that of one step. The node whose rank is odd is the one that acts."""
         unequal = None
-        for step in sorted(s for s, told in self._digests.items() if len(told) == self._world_size > 1):
+        for step in sorted(s for s, told in self._digests.items() if len(told) == self.world_size > 1):
             if len(set(self._digests[step].values())) > 1:
                 unequal = step
                 break
@@ -88,8 +88,8 @@ class NumbersWatch:
         )
 
 
-def _loss(pages: Mapping[int, Progress]) -> Bad | None:
-    """A loss that is not finite. A state is known to be good once a step from it on had a finite one."""
+def _loss(pages: Mapping[int, Progress], here: str) -> Bad | None:
+    """A loss that is not finite. A state is known to be good once a step from it on had a finite one. `here`: there are other nodes."""
     bad = [(p.bad_step, rank) for rank, p in pages.items() if p.bad_step >= 0]
     if not bad:
         return None
@@ -102,5 +102,5 @@ def _loss(pages: Mapping[int, Progress]) -> Bad | None:
         step=step,
         alone=alone,
         trusted_step=max(min(finite, step) - 1, 0, *(p.restored_step for p in pages.values())),
-        cause=f"the loss of rank {first}{', and of no other,' if alone else ''} is not finite",
+        cause=f"the loss of rank {first}{f', and of no other{here},' if alone else ''} is not finite",
     )

@@ -51,7 +51,7 @@ class Failure:
     unnumbered: int = 0
     """Steps that the attempt finished, where the script does not number them over the job: progress, as far as one can see."""
     shared: bool = False
-    """Whether the job has ranks on other nodes, too."""
+    """Whether ranks on other nodes change places with this one's in the next attempt, if numbers went bad."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -161,6 +162,8 @@ def test_another_step_is_another_matter():
     slots = Slots(active=(0, 1, 2))
     assert decide([bad(5)], slots, Budgets(), 0).slots.active == (1, 2, 0)
     assert decide([bad(5), bad(9)], slots, Budgets(), 0).do is Do.RESTART
+    assert "other devices" not in decide([bad(5)], Slots(active=(0,)), Budgets(), 0).reason
+    assert "other devices" in decide([replace(bad(5), shared=True)], Slots(active=(0,)), Budgets(), 0).reason
     assert decide([bad(5), bad(9), bad(5)], slots, Budgets(), 0).do is Do.GIVE_UP
     assert decide([bad(5), bad(9), bad(11)], slots, Budgets(), 0).slots.active == (0, 2)
     assert decide([bad(5, -1), bad(9, -1), bad(11, -1)], slots, Budgets(), 0).do is Do.RESTART
