@@ -72,8 +72,10 @@ class Link:
 
     def up(self, patience_s: float = _PATIENCE_S) -> Line:
         """The line, made if need be; waits so long for a keeper to come up. Raises CheckpointError if none does."""
-        if self._line is None:
-            line = self._reach(patience_s, self._start if ADDRESS_VARIABLE not in os.environ else lambda: None)
+        end = time.monotonic() + patience_s
+        while self._line is None:
+            left = end - time.monotonic()
+            line = self._reach(left, self._start if ADDRESS_VARIABLE not in os.environ else lambda: None)
             if line is None:
                 raise CheckpointError(f"rank {self.rank}: no keeper came up within {patience_s:.0f} s to take the snapshots")
             self._line = line
@@ -84,9 +86,10 @@ class Link:
                 if self._known:
                     again(self)
                 self._known = True
-            except Gone:
-                self._line = None
-                raise CheckpointError(f"rank {self.rank}: the keeper went away at once") from None
+            except Gone:  # one that is dying still has the name
+                self._drop()
+                if left <= 0:
+                    raise CheckpointError(f"rank {self.rank}: the keeper went away at once") from None
         return self._line
 
     def _reach(self, patience_s: float, start: Callable[[], None]) -> Line | None:

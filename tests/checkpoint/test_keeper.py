@@ -21,6 +21,7 @@ from goodrun.checkpoint.keeper import Keeper
 from goodrun.checkpoint.storage import Disk
 from goodrun.checkpoint.url import Url
 from goodrun.checkpoint.vouching import Word
+from goodrun.checkpoint.wire import Line, connect
 
 from .conftest import Keepers
 
@@ -48,6 +49,23 @@ def same(state: dict[str, Any], step: int) -> bool:
     """Whether a state is, bit for bit, that of `step`."""
     wanted = state_of(step)
     return all(torch.equal(state[n], v) if isinstance(v, torch.Tensor) else state[n] == v for n, v in wanted.items())
+
+
+def test_a_dying_keeper_still_has_the_name(keepers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that reaches it once more, and is hung up on, tries again until the next keeper is there."""
+    keepers.start()
+    dying = [socket.socketpair() for _ in range(5)]
+
+    def reach(address: str) -> Line | None:
+        if not dying:
+            return connect(address)
+        ours, theirs = dying.pop()
+        theirs.close()
+        return Line(ours)
+
+    monkeypatch.setattr("goodrun.checkpoint.link.connect", reach)
+    DictCheckpoints(tmp_path / "ckpt").save(state_of(1), 1).result(60)
+    assert load(tmp_path / "ckpt")[0] == 1
 
 
 def test_memory_is_read_first(keepers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
