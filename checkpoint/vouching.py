@@ -11,7 +11,7 @@ from ..progress import Progress
 class Word(NamedTuple):
     """What one rank says; None where its script tells no losses, or no digests of its replica."""
 
-    loss: int | None = None
+    good: int | None = None
     """The newest step whose state a finite loss has vouched for: that of a step after it."""
     replica: tuple[int, int] | None = None
     """The newest step that it has a digest of, and the digest."""
@@ -27,15 +27,22 @@ def word_of(page: Progress | None) -> Word:
     return Word(max(finite - 1, page.restored_step), page.replica)
 
 
+def held_to(word: Word, well: int | None) -> Word:
+    """The word of a rank whose node's devices were seen well, for certain, up to a step; None where nobody looks at them."""
+    if well is None:
+        return word
+    return word._replace(good=well if word.good is None else min(word.good, well))
+
+
 def read_word(said: list[Any]) -> Word:
     """A word as it comes out of JSON."""
-    loss, replica = said
-    return Word(loss, None if replica is None else (replica[0], replica[1]))
+    good, replica = said
+    return Word(good, None if replica is None else (replica[0], replica[1]))
 
 
 def vouched(words: Collection[Word]) -> int | None:
     """The newest step that all ranks together vouch for; None where they cannot: no numbers, or digests of different steps or models."""
-    steps = [word.loss for word in words if word.loss is not None]
+    steps = [word.good for word in words if word.good is not None]
     replicas = {word.replica for word in words}
     if replicas - {None}:
         if len(replicas) > 1:

@@ -112,7 +112,9 @@ class Supervisor:
         )
         if self.ward is not None:
             self.recorder.pacing.device_of = self.ward.slow
-            self.ward.tainted = self.trust.tainted
+            self.ward.tainted, self.trust.well_t = self.trust.tainted, self.ward.well_t
+        if self.keeper is not None:
+            self.trust.vouch = self.keeper.vouch
         if self.nursery is not None:
             self.nursery.say = self.recorder.notice
 

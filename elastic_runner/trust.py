@@ -30,6 +30,10 @@ class Trust:
     """What other nodes have told of their ranks' models since the last call; None where nodes do not tell each other."""
     turns: bool = False
     """Whether the ranks of all nodes are to come to other devices in the next round."""
+    well_t: Callable[[], float | None] = lambda: None
+    """The last moment at which all devices were well for certain; None where they are not watched."""
+    vouch: Callable[[int], None] = lambda step: None
+    """Told up to which step they were: what was saved by then has to be kept, for nothing newer may turn out to be trusted."""
     _distrusted: list[Distrust] = field(default_factory=list)
     _steps_at: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=1200))
     """Which step was done when, in the last minutes."""
@@ -56,6 +60,8 @@ class Trust:
         self._exchange(pages, numbers)
         if not self._steps_at or now - self._steps_at[-1][0] >= _NOTE_EVERY_S:
             self._steps_at.append((now, max((p.step for p in pages.values()), default=-1)))
+            if (well_t := self.well_t()) is not None:
+                self.vouch(max([self._step_at(well_t), *(p.restored_step for p in pages.values())]))
         if self._replaying is None:
             return
         step, slot = self._replaying.step or 0, self._replaying.slot
@@ -89,8 +95,11 @@ class Trust:
 
     def tainted(self, since_t: float, why: str) -> None:
         """From monotonic second `since_t` on, a device's memory was not to be trusted."""
-        before = next((step for at, step in reversed(self._steps_at) if at <= since_t), self._steps_at[0][1] if self._steps_at else 0)
-        self._beyond(max(before, 0), why)
+        self._beyond(max(self._step_at(since_t), 0), why)
+
+    def _step_at(self, t: float) -> int:
+        """The newest step at monotonic second `t`, or the first that is remembered."""
+        return next((step for at, step in reversed(self._steps_at) if at <= t), self._steps_at[0][1] if self._steps_at else 0)
 
     def _beyond(self, step: int, why: str) -> None:
         """What this attempt, or one before it, has saved after `step` is not to be restored from."""
