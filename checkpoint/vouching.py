@@ -1,10 +1,11 @@
-"""Up to which step a run's numbers are known to be good: what each rank can say when it saves, and what that comes to; pure."""
+"""Up to which step a run's numbers are known to be good: what each rank can say when it saves, and what that comes to."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from .. import progress
 from ..progress import Progress
 
 
@@ -17,10 +18,14 @@ class Word(NamedTuple):
     """The newest step that it has a digest of, and the digest."""
 
 
-def word_of(page: Progress | None) -> Word:
+def own_word() -> Word:
+    """That of this process's rank; it says nothing where no launcher has given it a page."""
+    page = progress.page()
+    return Word() if page is None else word_of(page.read())
+
+
+def word_of(page: Progress) -> Word:
     """The word of the rank that has this page."""
-    if page is None:
-        return Word()
     if page.finite_step < 0 and page.bad_step < 0:
         return Word(None, page.replica)
     finite = page.finite_step if page.bad_step < 0 else min(page.finite_step, page.bad_step)

@@ -166,7 +166,7 @@ class Attempt:
             return min(raised, key=lambda r: (r.code is None, r.ended_t))
         leaving = [r for r in self.ranks if (r.code or 0) >= 0 and r.page.read().leaving_t]
         if leaving and (left := min(leaving, key=lambda r: r.page.read().leaving_t)) is not first:
-            self._await_end(left)
+            _await_end(left)
             return left if left.code else first
         return self._dying() or first
 
@@ -182,13 +182,6 @@ class Attempt:
                 if (alive[fd].code or 0) < 0:
                     return alive[fd]
         return None
-
-    @staticmethod
-    def _await_end(r: Rank) -> None:
-        poll = select.poll()
-        poll.register(r.pidfd, select.POLLIN)
-        poll.poll(_ENDS_WITHIN_MS)
-        r.look()
 
     def _raised(self) -> list[Rank]:
         """The ranks that have left an exception of their own behind; they may not have ended yet, and may never."""
@@ -325,6 +318,14 @@ def signal_name(signum: int) -> str:
         return signal.Signals(signum).name
     except ValueError:
         return f"signal {signum}"
+
+
+def _await_end(r: Rank) -> None:
+    """Of a rank whose interpreter has begun to end."""
+    poll = select.poll()
+    poll.register(r.pidfd, select.POLLIN)
+    poll.poll(_ENDS_WITHIN_MS)
+    r.look()
 
 
 def _lost_connection(r: Rank) -> bool:

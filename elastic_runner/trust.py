@@ -11,8 +11,9 @@ from ..checkpoint.distrust import DISTRUST_VARIABLE, Distrust, read, to_env
 from ..progress import Progress
 from .attempt import Broken
 from .bad_numbers import NumbersWatch
-from .events import Event, ReplicasTold
+from .events import ReplicasTold
 from .policy import Failure, Kind
+from .recorder import Recorder
 
 _NOTE_EVERY_S = 0.1
 
@@ -23,9 +24,7 @@ class Trust:
 
     writer: Callable[[], tuple[int, int]]
     """The run's beginning and the attempt's generation: what the checkpoints of now are written under."""
-    notice: Callable[[str], None]
-    write: Callable[[Event], Event]
-    """Keeps an event in the record, which the other nodes hear of."""
+    recorder: Recorder
     heard: Callable[[], Sequence[ReplicasTold]] | None = None
     """What other nodes have told of their ranks' models since the last call; None where nodes do not tell each other."""
     turns: bool = False
@@ -54,6 +53,10 @@ class Trust:
         self.turns = False
         self._distrusted = [distrust for one in told for distrust in read(one)]
 
+    def numbers(self, here: int, world_size: int) -> NumbersWatch:
+        """What looks at the numbers of an attempt's ranks; those of other nodes count where nodes tell each other."""
+        return NumbersWatch(world_size if self.heard is not None else here)
+
     def look(self, pages: Mapping[int, Progress], numbers: NumbersWatch) -> None:
         """Note the step, and whether what was bad is good now: on other devices, that speaks against a device."""
         now = time.monotonic()
@@ -75,7 +78,7 @@ class Trust:
             return
         self._replaying = None
         whose = f"slot {slot} is suspected, and has a strike" if slot >= 0 else "a device is suspected, and nothing says which"
-        self.notice(f"{well.format(step)}, with the ranks on other devices: {whose}")
+        self.recorder.notice(f"{well.format(step)}, with the ranks on other devices: {whose}")
 
     def _exchange(self, pages: Mapping[int, Progress], numbers: NumbersWatch) -> None:
         """With the other nodes: what the ranks' models are."""
@@ -83,8 +86,7 @@ class Trust:
             if theirs.attempt == self.writer()[1]:
                 numbers.hear(theirs.step, dict(zip(theirs.ranks, theirs.digests, strict=True)))
         if (ours := numbers.news(pages)) is not None:
-            step, digests = ours
-            self.write(ReplicasTold(step=step, ranks=tuple(digests), digests=tuple(digests.values())))
+            self.recorder.replicas(*ours)
 
     def failed(self, broken: Broken, ranks: int) -> None:
         """An attempt of so many ranks has ended."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from goodrun.checkpoint import Keep
 from goodrun.checkpoint.cadence import Cadence, failure_every_s, interval_of, optimum
 from goodrun.checkpoint.retention import Dated, superfluous
-from goodrun.checkpoint.vouching import Word, held_to, read_word, vouched, word_of
+from goodrun.checkpoint.vouching import Word, held_to, own_word, read_word, vouched, word_of
 from goodrun.progress import Page
 
 
@@ -136,7 +136,7 @@ def test_what_a_rank_vouches_for() -> None:
     """The step before its newest finite loss, or its first bad one; what it has restored in any case, once it has given a loss."""
     page, fd = Page.create()
     os.close(fd)
-    assert word_of(None) == word_of(page.read()) == Word()
+    assert own_word() == word_of(page.read()) == Word()
     page.restored(3, "")
     page.loss(9, 0.5)
     assert word_of(page.read()) == Word(8)
