@@ -165,7 +165,7 @@ def prune(
     return going
 
 
-def _vouched(found: list[Found], just_committed: Where) -> int:
+def _vouched(found: list[Found], just_committed: Where) -> int | None:
     """Up to which step the numbers are known to be good: by the checkpoint just written, or the others where it cannot say."""
     said = {f.path: f.manifest.vouched for f in found if f.manifest is not None and f.manifest.vouched is not None}
-    return said.get(just_committed, max(said.values(), default=-1))
+    return said.get(just_committed, max(said.values(), default=None))

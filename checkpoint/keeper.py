@@ -9,6 +9,7 @@ import queue
 import selectors
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from functools import partial
 
 from .drain import Limiter
 from .hosting import Guest, Host
+from .memory import PAGE
 from .receiving import Receiver
 from .sending import Ring, Sender
 from .shelf import State
@@ -25,6 +27,7 @@ from .storage import Disk
 from .wire import Gone, Line, Message, address_of, same_user
 from .writing import TELL_EVERY_S, Writer
 
+WELL = struct.Struct("=q")
 _ALONE_S = 20.0
 """How long a keeper that a rank has started waits for its first connection."""
 
@@ -41,7 +44,10 @@ class Keeper:
     others_s: float = 60.0
     """How long other nodes may be silent once the ranks here are gone."""
     parent: int = -1
-    """A descriptor that ends when the launcher does; -1: the keeper lives as long as ranks are connected."""
+    """A descriptor that ends when the launcher does, and on which it says up to which step its devices were well, as a `WELL` each time.
+
+    -1: the keeper lives as long as ranks are connected.
+    """
     _done: queue.SimpleQueue[Callable[[], None]] = field(default_factory=queue.SimpleQueue)
 
     def __post_init__(self) -> None:
@@ -60,7 +66,7 @@ class Keeper:
         self._selector.register(self.listener, selectors.EVENT_READ, self._accept)
         self._selector.register(wake, selectors.EVENT_READ, lambda: wake.recv(1 << 12))
         if self.parent >= 0:
-            self._selector.register(self.parent, selectors.EVENT_READ, self._parent_ends)
+            self._selector.register(self.parent, selectors.EVENT_READ, self._parent_speaks)
         self.writer.start()
         met = False
         while not self._over(met, born):
@@ -91,7 +97,10 @@ class Keeper:
             return TELL_EVERY_S
         return 1.0 if self.parent < 0 and not self.host.guests else None
 
-    def _parent_ends(self) -> None:
+    def _parent_speaks(self) -> None:
+        if said := os.read(self.parent, PAGE):
+            [self.writer.well] = WELL.unpack(said[-WELL.size :])
+            return
         self._selector.unregister(self.parent)
         self.writer.orphaned = True
         for shelf in self.host.shelves.values():

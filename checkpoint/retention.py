@@ -38,15 +38,18 @@ class Dated:
     """Whether it may be restored from; one that is damaged or not trusted takes no good one's place."""
 
 
-def superfluous(whole: Sequence[Dated], keep: Keep, vouched: int = -1) -> list[str]:
+def superfluous(whole: Sequence[Dated], keep: Keep, vouched: int | None = None) -> list[str]:
     """The names of those that may go; `whole` is newest first. One that is no good goes once enough good ones are newer.
 
-    `vouched`: the numbers are known to be good up to this step. The newest checkpoint that is none later stays, whatever the rule says: it
-    is what a run goes back to whose numbers turn out to have gone bad since.
+    `vouched`: the numbers are known to be good up to this step; None where nothing is said of them. The newest checkpoint that is none
+    later stays, whatever the rule says: it is what a run goes back to whose numbers turn out to have gone bad since. So does the oldest
+    that is later: it takes that one's place once it is vouched for, however many newer ones have come by then.
     """
     good = [d for d in whole if d.good]
     newest = whole[: whole.index(good[keep.last - 1]) + 1] if len(good) >= keep.last else whole
-    stays = {d.name for d in newest} | {d.name for d in [d for d in good if d.step <= vouched][:1]}
+    stays = {d.name for d in newest}
+    if vouched is not None:
+        stays |= {d.name for d in [d for d in good if d.step <= vouched][:1] + [d for d in good if d.step > vouched][-1:]}
     if keep.every_steps:
         stays |= {d.name for d in good if d.step % keep.every_steps == 0}
     if keep.every_hours:

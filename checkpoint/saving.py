@@ -25,7 +25,7 @@ from .ranks import Ranks
 from .retention import Keep
 from .slots import Slot
 from .url import Url
-from .vouching import word_of
+from .vouching import own_word
 from .wire import Message
 
 WHEN_BUSY = ("wait", "skip", "replace")
@@ -127,9 +127,7 @@ class Saver:
 
     def _given(self, fate: Fate, slot: Slot) -> Message:
         message: dict[str, Any] = {"op": "given", "number": fate.number, "step": fate.step, "layout": self._planned.name}
-        page = progress.page()
-        word = word_of(None if page is None else page.read())
-        return message | {"slot": self._planned.slots.index(slot), "values": slot.values, "word": word}
+        return message | {"slot": self._planned.slots.index(slot), "values": slot.values, "word": own_word()}
 
     def _may(self, fate: Fate, how: str) -> bool:
         """Whether this snapshot is to be taken where slots may be busy; one decision for all ranks."""

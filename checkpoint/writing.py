@@ -22,6 +22,7 @@ from .places import Where, located, storage_at
 from .shelf import Shelf, Snapshot, State
 from .storage import Disk
 from .url import Url
+from .vouching import held_to
 
 TELL_EVERY_S = 2.0
 """How often the launcher is told how far a write is."""
@@ -58,6 +59,8 @@ class Writer:
     """How long other nodes may be silent once the ranks here are gone."""
     orphaned: bool = False
     """The launcher is gone."""
+    well: int | None = None
+    """Up to which step this node's devices were seen well, as the launcher says."""
     running: _Running | None = None
     _work: queue.SimpleQueue[_Running | None] = field(default_factory=queue.SimpleQueue)
 
@@ -101,7 +104,7 @@ class Writer:
             layout = job.layouts[snapshot.layout, rank]
             view = memoryview(layout.slots[slot].map)
             at = layout.shape.values_at
-            shard, word = view[PAGE : PAGE + layout.shape.shard], snapshot.words[rank]
+            shard, word = view[PAGE : PAGE + layout.shape.shard], held_to(snapshot.words[rank], self.well)
             parts[rank] = Part(rank, shard, layout.items, bytes(view[at : at + values]), word)
         entries, index, metadata = job.blobs.get(snapshot.layout, ((), b"", b""))
         return Work(

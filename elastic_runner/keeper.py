@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import progress
+from ..checkpoint.keeper import WELL
 from ..checkpoint.link import keeper_command
 from ..checkpoint.wire import ADDRESS_VARIABLE, Gone, address_of, connect
 
@@ -41,6 +42,7 @@ class KeeperProcess:
     _page_fd: int = -1
     _process: subprocess.Popen[bytes] | None = None
     _life: int = -1
+    _vouched: int | None = None
     _deaths: int = 0
     _heard: bytes = b""
     _listener: socket.socket | None = None
@@ -52,6 +54,8 @@ class KeeperProcess:
     def start(self) -> None:
         """Start it; ranks find it by its name."""
         ours, self._life = os.pipe()
+        os.set_blocking(self._life, False)
+        self._vouched = None
         options = ("--parent", str(ours), "--bandwidth", str(self.bandwidth), "--patience", str(self.patience_s))
         command, env, fds = keeper_command(self.name, *options), dict(os.environ), [ours]
         if faults := self.chaos():
@@ -115,6 +119,13 @@ class KeeperProcess:
         code = self._process.returncode
         self.say(f"the keeper of the checkpoints has died (status {code}): started again; what was committed is safe")
         self.start()
+
+    def vouch(self, step: int) -> None:
+        """Say that the devices of this node were well up to this step."""
+        if step != self._vouched and self._process is not None:
+            with suppress(OSError):  # it has died, and is told when it is started again; or it reads later, and is told then
+                os.write(self._life, WELL.pack(step))
+                self._vouched = step
 
     def close(self) -> None:
         """Let it finish what is whole in memory, and wait for that."""

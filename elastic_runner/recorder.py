@@ -18,6 +18,7 @@ from .events import (
     RankHung,
     RankProgress,
     Receipt,
+    ReplicasTold,
     Restored,
     RoundFormed,
     StackDumped,
@@ -193,6 +194,10 @@ class Recorder:
     def note(self, text: str) -> None:
         """Keep in the record what somebody else says."""
         self._journal.write(Notice(text=text))
+
+    def replicas(self, step: int, digests: Mapping[int, int]) -> None:
+        """Write down what the ranks here have told of their models: the other nodes hear of what is on record."""
+        self._journal.write(ReplicasTold(step=step, ranks=tuple(digests), digests=tuple(digests.values())))
 
     def chaos_of(self, rank: int, slot: int, page: Progress) -> None:
         """Take in which entries of the chaos plan a page says have fired, or fallen due."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from .attempt import Attempt, Broken, Finished, Left, Signalled
-from .bad_numbers import NumbersWatch
 from .bootstrap import MODULES_FILE_VARIABLE
 from .departing import Departure
 from .devices.ward import Ward
@@ -104,14 +103,12 @@ class Supervisor:
             nursery=self.nursery,
             started_t=self.started_t,
         )
-        self.trust = Trust(
-            writer=lambda: (int(self.worker_env[STARTED_VARIABLE]), self.generation),
-            notice=self.recorder.notice,
-            write=self.journal.write,
-        )
+        self.trust = Trust(writer=lambda: (int(self.worker_env[STARTED_VARIABLE]), self.generation), recorder=self.recorder)
         if self.ward is not None:
             self.recorder.pacing.device_of = self.ward.slow
-            self.ward.tainted = self.trust.tainted
+            self.ward.tainted, self.trust.well_t = self.trust.tainted, self.ward.well_t
+        if self.keeper is not None:
+            self.trust.vouch = self.keeper.vouch
         if self.nursery is not None:
             self.nursery.say = self.recorder.notice
 
@@ -154,8 +151,7 @@ class Supervisor:
         self.recorder.attempt_begins()
         detector = HangDetector(known_start_s=self.recorder.known_start_s) if self.config.hang_detection else None
         here = len(context.ranks)
-        numbers = NumbersWatch(self.world_size if self.trust.heard is not None else here)
-        whole_job = here == self.world_size
+        numbers, whole_job = self.trust.numbers(here, self.world_size), here == self.world_size
         self.attempt = Attempt(context, self.signals, detector, self.chaos.slot_lost, numbers, whole_job=whole_job)
 
     # -- watching ------------------------------------------------------------------------------------------------------

@@ -106,6 +106,10 @@ class Ward:
                 return attempt.device_to_blame(slot, Kind.DEVICE, cause)
         return None
 
+    def well_t(self) -> float | None:
+        """The last moment at which all devices in use were well for certain; None where none is watched."""
+        return self._watch.well_t if self._watch is not None and self.bound else None
+
     def slow(self, slot: int, for_s: float) -> str:
         """The rank on this slot was slower than its peers for so long: what is known of its device, in words; it may be a strike."""
         if self._watch is None or not self.bound:

@@ -47,6 +47,11 @@ class DeviceWatch:
         """The prober's process id; 0 while there is none."""
         return self._prober.pid
 
+    @property
+    def well_t(self) -> float:
+        """Whatever is found of a device from now on, it was well at this monotonic second; 0 while one has not been asked often enough."""
+        return min((self._heard_t.get(uuid, (0.0, 0.0))[1] for uuid in self._prober.uuids), default=0.0)
+
     def devices(self, within_s: float) -> tuple[Device, ...] | None:
         """The devices that there are, waiting so long for the prober's first word; None if it cannot say."""
         end = self._clock() + within_s

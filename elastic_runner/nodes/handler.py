@@ -123,7 +123,7 @@ class Membership(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for the next round that we are in. Its first node serves a store that no earlier round has written to."""
         while True:
-            listener = self._listen()
+            listener = _listening(self.address)
             try:
                 formed = self._wait_for_round(listener.getsockname()[1])
                 store = self._store(formed, listener)
@@ -200,16 +200,6 @@ class Membership(RendezvousHandler):
             with suppress(OSError):
                 self._scribe.look()
 
-    def _listen(self) -> socket.socket:
-        listener = socket.socket(socket.AF_INET6 if ":" in self.address else socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            listener.bind((self.address, 0))
-            listener.listen(1024)
-        except OSError as e:
-            listener.close()
-            raise RendezvousConnectionError(f"cannot listen at {self.address}: {e.strerror}; choose another with --local-addr") from e
-        return listener
-
     def _wait_for_round(self, port: int) -> Formed:
         stand, node = self.stand, self._node
         about = stand.size, stand.role, self._hint, stand.distrusted, stand.turn, stand.keeper, stand.copies
@@ -269,6 +259,18 @@ class Membership(RendezvousHandler):
         self._loop.call(lambda: self._loop.call(look))  # a turn later, when it has been written
         with self._node.changed:
             self._node.changed.wait_for(lambda: said[0] or self._loop.failed is not None, _BYE_S)
+
+
+def _listening(address: str) -> socket.socket:
+    """A socket for the store of a round, should this node come to serve it."""
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.bind((address, 0))
+        listener.listen(1024)
+    except OSError as e:
+        listener.close()
+        raise RendezvousConnectionError(f"cannot listen at {address}: {e.strerror}; choose another with --local-addr") from e
+    return listener
 
 
 def numeric(host: str, patience_s: float = _NAMES_WITHIN_S) -> str:

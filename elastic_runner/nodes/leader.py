@@ -202,7 +202,7 @@ class Leader:
             self._enough_t = now
         if self.roster.committed is None and len(ready) < self._most and now - self._enough_t < self._timing.last_call_s:
             return
-        nodes = tuple(p.hello.node for p in self._in_order(ready)[: self._most])
+        nodes = tuple(p.hello.node for p in _in_order(ready, self.roster.committed)[: self._most])
         generation = self._highest = max(self._highest, self.roster.generation) + 1
         proposed = Round(generation, nodes, self.node)
         self._proposal = (proposed, now)
@@ -210,15 +210,6 @@ class Leader:
         for link, p in self.roster.peers.items():
             if p.hello.node in invited:
                 self.out.append((link, question))
-
-    def _in_order(self, ready: list[Peer]) -> list[Peer]:
-        """The nodes that go on, in the order that they had, or turned by one if a node asks for that; after them those that are new."""
-        before = {n: i for i, n in enumerate(self.roster.committed.nodes)} if self.roster.committed is not None else {}
-        stay = sorted((p for p in ready if p.hello.node in before), key=lambda p: before[p.hello.node])
-        if any(p.ready is not None and p.ready.turn for p in stay):
-            stay = stay[1:] + stay[:1]
-        new = [p for p in ready if p.hello.node not in before]
-        return stay + sorted(new, key=_rank_of_new)
 
     def _conclude(self, now: float) -> None:
         assert self._proposal is not None
@@ -243,6 +234,16 @@ class Leader:
         for link, p in seated.items():
             p.ready, node = None, p.hello.node
             self.out.append((link, Commit(proposed.generation, places[node], started, because, distrusted, keepers[node])))
+
+
+def _in_order(ready: list[Peer], under_way: Round | None) -> list[Peer]:
+    """The nodes that go on, in the order that they had, or turned by one if a node asks for that; after them those that are new."""
+    before = {n: i for i, n in enumerate(under_way.nodes)} if under_way is not None else {}
+    stay = sorted((p for p in ready if p.hello.node in before), key=lambda p: before[p.hello.node])
+    if any(p.ready is not None and p.ready.turn for p in stay):
+        stay = stay[1:] + stay[:1]
+    new = [p for p in ready if p.hello.node not in before]
+    return stay + sorted(new, key=_rank_of_new)
 
 
 def _places(peers: list[Peer]) -> dict[str, Place]:

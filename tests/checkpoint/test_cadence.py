@@ -6,11 +6,13 @@ import json
 import os
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from goodrun.checkpoint import Keep
 from goodrun.checkpoint.cadence import Cadence, failure_every_s, interval_of, optimum
 from goodrun.checkpoint.retention import Dated, superfluous
-from goodrun.checkpoint.vouching import Word, read_word, vouched, word_of
+from goodrun.checkpoint.vouching import Word, held_to, own_word, read_word, vouched, word_of
 from goodrun.progress import Page
 
 
@@ -81,12 +83,26 @@ def test_what_is_no_good_takes_no_good_ones_place() -> None:
 
 
 def test_what_the_numbers_vouch_for_stays() -> None:
-    """The newest that is good and no later than the step vouched for; nothing more where that is among those kept anyway."""
+    """The newest that is good and no later than the step vouched for, and the oldest after it; nothing more where those stay anyway."""
     whole = [Dated(f"s{n}", n, n * 1800.0, good=n != 4) for n in range(8, 0, -1)]
-    assert superfluous(whole, Keep(last=1), 5) == ["s7", "s6", "s4", "s3", "s2", "s1"]
-    assert superfluous(whole, Keep(last=1), 4) == ["s7", "s6", "s5", "s4", "s2", "s1"]
+    assert superfluous(whole, Keep(last=1), 5) == ["s7", "s4", "s3", "s2", "s1"]
+    assert superfluous(whole, Keep(last=1), 3) == ["s7", "s6", "s4", "s2", "s1"]
     assert superfluous(whole, Keep(last=2), 7) == ["s6", "s5", "s4", "s3", "s2", "s1"]
-    assert superfluous(whole, Keep(last=1), 0) == superfluous(whole, Keep(last=1))
+    assert superfluous(whole, Keep(last=1), 0) == ["s7", "s6", "s5", "s4", "s3", "s2"]
+
+
+@given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 9))
+def test_however_late_the_word_comes_there_is_one_to_go_back_to(late: int, every: int, last: int) -> None:
+    """A save each `every` steps, vouched for `late` steps later: from the first such word on one is there, and never an old one."""
+    kept: list[Dated] = []
+    for step in range(every, 200, every):
+        kept.insert(0, Dated(f"s{step}", step, 0.0))
+        going = superfluous(kept, Keep(last=last), step - late)
+        kept = [d for d in kept if d.name not in going]
+        trusted = [d.step for d in kept if d.step <= step - late]
+        if step - late >= every:
+            assert max(trusted) > step - 2 * late - 2 * every
+        assert len(kept) <= last + 2
 
 
 @pytest.mark.parametrize(
@@ -108,11 +124,19 @@ def test_what_ranks_vouch_for_together(words: list[Word], step: int | None) -> N
     assert [read_word(json.loads(json.dumps(word))) for word in words] == words
 
 
+def test_no_rank_vouches_for_more_than_its_nodes_devices() -> None:
+    """Where they are watched; a script that tells nothing has their word alone."""
+    assert held_to(Word(7, (6, 1)), None) == Word(7, (6, 1))
+    assert held_to(Word(7, (6, 1)), 5) == Word(5, (6, 1))
+    assert held_to(Word(7), 9) == Word(7)
+    assert held_to(Word(), 9) == Word(9)
+
+
 def test_what_a_rank_vouches_for() -> None:
     """The step before its newest finite loss, or its first bad one; what it has restored in any case, once it has given a loss."""
     page, fd = Page.create()
     os.close(fd)
-    assert word_of(None) == word_of(page.read()) == Word()
+    assert own_word() == word_of(page.read()) == Word()
     page.restored(3, "")
     page.loss(9, 0.5)
     assert word_of(page.read()) == Word(8)

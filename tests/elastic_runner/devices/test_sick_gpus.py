@@ -88,10 +88,10 @@ def test_a_gpu_falls_off_the_bus_and_comes_back(job, consumed_once):
 def test_heat_is_told_memory_errors_shed_and_a_failed_remap_sheds_for_good(job, consumed_once):
     """A throttled GPU stays. One with an uncorrectable memory error goes, and what was saved since it was last seen well is not restored.
 
-    One whose memory cannot be remapped goes and is never tested again. No sample is lost or repeated over all that.
+    One whose memory cannot be remapped goes and is never tested again. No sample is lost or repeated over all that. One checkpoint is kept.
     """
     chaos = "throttle:slot=0@step=8; ecc:slot=1@step=20; remap-failure:slot=2@step=40"
-    j = job("--nproc-per-node", 4, "--simulate-gpus", 4, "--chaos", chaos, "train.py", 64, env={"TEST_PAUSE": "0.2"}).ok()
+    j = job("--nproc-per-node", 4, "--simulate-gpus", 4, "--chaos", chaos, "train.py", 64, "one", env={"TEST_PAUSE": "0.2"}).ok()
     assert len(j.events(ChaosFired)) == 3
     verdicts = {v.condition: (v.index, v.verdict) for v in j.events(DeviceVerdict)}
     assert verdicts["hw-slowdown"] == (0, "LOG")
@@ -100,7 +100,7 @@ def test_heat_is_told_memory_errors_shed_and_a_failed_remap_sheds_for_good(job, 
     assert [f.slot for f in j.events(Failed)] == [1, 2]
     assert "slows its clocks" in j.err and "nothing is done" in j.err
     (restored,) = [e for e in j.events(Restored) if e.attempt == 1]
-    assert restored.step <= 20  # the step of the error: it trained on for a while before anybody asked
+    assert 5 <= restored.step <= 20  # the step of the error: it trained on for a while before anybody asked
     assert "is not trusted: GPU 1" in j.err
     aside = {a.slot: a.until for a in j.events(DeviceSetAside)}
     assert aside[1] and not aside[2]
