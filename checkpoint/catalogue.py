@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,8 @@ from .retention import Dated, Keep, superfluous
 from .storage import Storage
 
 _NAME = re.compile(r"step-(\d{10,})\.g(\d+)-([0-9a-f]{6})")
+_AHEAD = 4
+"""By how many snapshots one node can be ahead of another: fewer than this."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,12 @@ def fresh_name(step: int, token: Token, number: int, by: Token | None = None) ->
     again = "" if by is None else f".{by.started}.{by.generation}"
     unique = hashlib.sha256(f"{token.started}.{token.generation}.{number}{again}".encode()).hexdigest()[:6]
     return f"step-{step:010d}.g{(by or token).generation}-{unique}"
+
+
+def names_from(step: int, token: Token, number: int, names: Iterable[str]) -> list[str]:
+    """Those of the names that an attempt gives to its snapshot `number`, that of `step`, and to the few after it."""
+    found = [m for m in map(_NAME.fullmatch, names) if m is not None and int(m[1]) >= step]
+    return [m[0] for m in found if any(m[0] == fresh_name(int(m[1]), token, number + n) for n in range(_AHEAD))]
 
 
 def found_in(directory: Where) -> list[Found]:

@@ -11,13 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from .catalogue import Found
+from .catalogue import Found, names_from
 from .drain import Abandoned, Drain, Limiter, Part, Work
 from .errors import CheckpointError, CheckpointFenced
 from .fence import Fence, Token
 from .hosting import Host, say
 from .kept import forget, kept_directory, upload_command
 from .memory import PAGE
+from .notes import notes_among
 from .places import Where, located, storage_at
 from .shelf import Shelf, Snapshot, State
 from .storage import Disk
@@ -27,6 +28,8 @@ from .vouching import held_to
 TELL_EVERY_S = 2.0
 """How often the launcher is told how far a write is."""
 _OTHERS_WITHIN_S = 2.0
+_LOOK_AROUND_AFTER_S = 1.0
+"""How long nothing has come from other nodes before it is looked whether they have gone on."""
 
 
 @dataclass
@@ -166,10 +169,7 @@ class Writer:
             try:
                 self._attend(running)
                 drain = self._drain(running)
-                if running.lost:
-                    path = drain.keep(running.work)
-                else:
-                    path = drain.write(running.work, lambda still_s, r=running: r.given_up or self.in_vain(r, still_s))  # type: ignore[misc]
+                path = drain.keep(running.work) if running.lost else drain.write(running.work, partial(self._given_up, running))
             except Exception as e:  # whatever storage does: the ranks have to learn of it, and the keeper goes on
                 error = e
             if path is not None:
@@ -184,6 +184,9 @@ class Writer:
     def _drain(self, running: _Running) -> Drain:
         known = running.known if not running.lost else None  # those are of the place that did not take it
         return Drain(storage_at(running.work.directory, self.disk), self.limiter, known)
+
+    def _given_up(self, running: _Running, still_s: float) -> str | None:
+        return running.given_up or self.in_vain(running, still_s) or _passed_by(running, still_s, self.disk)
 
     def in_vain(self, running: _Running, still_s: float) -> str | None:
         """Other nodes are lost, too, if they stay silent when this one's ranks are gone; and ranks that begin anew do not wait for long."""
@@ -251,6 +254,18 @@ class Writer:
         else:
             why = f"{running.lost}; and it could not be kept on this node's disk: {_words(error)}"
         self.host.tell(running.shelf, running.snapshot, message | {"why": why})
+
+
+def _passed_by(running: _Running, still_s: float, disk: Disk) -> str | None:
+    """Where a newer snapshot waits: that another node has written its part of that one, or of one after it, and so gave this one up."""
+    newer, directory = running.shelf.superseded(running.snapshot), running.work.directory
+    if newer is None or still_s < _LOOK_AROUND_AFTER_S:
+        return None
+    storage = storage_at(directory, disk)
+    for name in names_from(newer.step, newer.token, newer.number, storage.entries(directory)):
+        if notes_among(storage.entries(directory / name)):
+            return f"another node has given it up, and written its part of {name}"
+    return None
 
 
 def _release(work: Work) -> None:

@@ -247,6 +247,19 @@ def test_without_copies_a_lost_node_costs_what_storage_has_not(job, tmp_path):
     exactly_once(consumed(tmp_path))
 
 
+def test_one_node_whose_storage_fails_for_a_while(job, tmp_path):
+    """What it gives up the other does not wait for, once it has gone on: the newest is written, and training ends well on both."""
+    ports = [free_port()]
+    env = {"TEST_DIR": str(tmp_path)}
+    a = node(job, "a", ports, 2, "--node-rank", 0, "train.py", 60, **env)
+    b = node(job, "b", ports, 2, "--node-rank", 1, "--chaos", "eio:for=2s@step=10", "train.py", 60, **env)
+    a.ok()
+    b.ok()
+    assert any("another node has given it up" in e.why for e in a.events(SaveEnded))
+    assert found_in(tmp_path / "checkpoints")[0].step == 60
+    exactly_once(consumed(tmp_path))
+
+
 @pytest.mark.exhaustive
 def test_no_false_alarm_on_a_busy_machine(job):
     """Three launchers and their ranks beside ten processes that only burn time (fewer, if others do so already): one round, to the end."""
