@@ -10,7 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from .errors import CheckpointError
 from .fence import Token, fenced
+from .manifest import read_manifest
 from .memory import PAGE, Memory, SlotShape, available
 from .places import located
 from .retention import Keep
@@ -70,13 +72,19 @@ class Host:
         if (guest.directory, guest.token, guest.rank) in still:
             return  # it has a newer line: a script made a second checkpointer of this directory
         shelf.jobs[guest.token].gone[guest.rank] = True
-        for snapshot in [s for s in shelf.snapshots if s.token == guest.token and s.state is State.COPYING and guest.rank not in s.given]:
-            self._lost_rank(shelf, snapshot, guest.rank)
+        for snapshot in [s for s in shelf.snapshots if s.token == guest.token]:
+            self._unless_lost(shelf, snapshot)
 
-    def _lost_rank(self, shelf: Shelf, snapshot: Snapshot, rank: int) -> None:
-        shelf.snapshots.remove(snapshot)
-        why = f"step {snapshot.step} was not saved: rank {rank} left before it had copied its part"
-        self.tell(shelf, snapshot, {"op": "failed", "number": snapshot.number, "why": why})
+    def _unless_lost(self, shelf: Shelf, snapshot: Snapshot) -> None:
+        """A snapshot can no longer become whole where a rank has left without giving its part."""
+        if snapshot.state is not State.COPYING or snapshot.doubted:
+            return
+        job = shelf.jobs[snapshot.token]
+        gone = [rank for rank in job.local if rank in job.gone and rank not in snapshot.given]
+        if gone:
+            shelf.snapshots.remove(snapshot)
+            why = f"step {snapshot.step} was not saved: rank {gone[0]} left before it had copied its part"
+            self.tell(shelf, snapshot, {"op": "failed", "number": snapshot.number, "why": why})
 
     def _obey(self, guest: Guest, m: Message, raw: bytes, fds: list[int]) -> None:
         op = m["op"]
@@ -178,12 +186,28 @@ class Host:
     def _given(self, guest: Guest, shelf: Shelf, m: Message) -> None:
         snapshot = shelf.given(guest.token, m["number"], m["step"], m["layout"], guest.rank, m["slot"], m["values"])
         snapshot.words[guest.rank] = read_word(m["word"])
-        if snapshot.state is State.COPYING:
-            job = shelf.jobs[guest.token]
-            for rank in job.local:
-                if rank in job.gone and rank not in snapshot.given:
-                    self._lost_rank(shelf, snapshot, rank)
-                    return
+        if m.get("again") and snapshot.state is State.DURABLE:
+            guest.line.send(_durable(shelf, snapshot))
+        elif m.get("again") and snapshot.doubted is None:
+            snapshot.doubted = True
+            threading.Thread(target=self._look, args=(shelf, snapshot), daemon=True).start()
+        self._unless_lost(shelf, snapshot)
+
+    def _look(self, shelf: Shelf, snapshot: Snapshot) -> None:
+        """In a thread of its own: whether the keeper that died had committed it, before it could tell all ranks."""
+        found = False
+        with suppress(CheckpointError):
+            read_manifest(located(shelf.directory) / snapshot.name)
+            found = True
+        self.post(lambda: self._looked(shelf, snapshot, found=found))
+
+    def _looked(self, shelf: Shelf, snapshot: Snapshot, *, found: bool) -> None:
+        snapshot.doubted = False
+        if found and snapshot.state in (State.COPYING, State.WAITING):
+            snapshot.state = State.DURABLE
+            self.tell(shelf, snapshot, _durable(shelf, snapshot))
+        elif snapshot in shelf.snapshots:
+            self._unless_lost(shelf, snapshot)
 
     def _fault(self, guest: Guest, shelf: Shelf, m: Message) -> None:
         """A rank could not copy its part: the others' are of no use."""
@@ -235,6 +259,11 @@ class Host:
                 guest.asked_to_settle = False
                 with suppress(Gone):
                     guest.line.send({"op": "settled"})
+
+
+def _durable(shelf: Shelf, snapshot: Snapshot) -> Message:
+    path = located(shelf.directory) / snapshot.name
+    return {"op": "durable", "number": snapshot.number, "step": snapshot.step, "path": str(path)}
 
 
 def _held(shelf: Shelf) -> list[object]:

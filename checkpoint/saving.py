@@ -83,7 +83,7 @@ class Saver:
         with self._telling:
             for slot in self._planned.slots:
                 if (fate := self._open.get(slot.number)) is not None and slot.whole:
-                    line.send(self._given(fate, slot))
+                    line.send({**self._given(fate, slot), "again": True})
 
     # -- saving --------------------------------------------------------------------------------------------------------
 

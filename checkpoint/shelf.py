@@ -62,6 +62,8 @@ class Snapshot:
     """The attempt that went on from it, where all nodes write it anew together."""
     taken_over: frozenset[int] = frozenset()
     """The ranks whose parts this node writes then."""
+    doubted: bool | None = None
+    """Given again, to the keeper after one that died: whether it is being looked for on storage now; False: it is not there."""
     sent: bool = False
     """Whether it was sent to the next nodes, or will not be."""
 
@@ -179,7 +181,7 @@ class Shelf:
     def next(self, now: float) -> Snapshot | None:
         """The oldest snapshot that is to be written now; one that failed before waits for its time, unless a newer one is whole."""
         waiting = [s for s in self.snapshots if s.state is State.WAITING]
-        return next((s for s in waiting if s.not_before <= now), None)
+        return next((s for s in waiting if s.not_before <= now and not s.doubted), None)
 
     def superseded(self, snapshot: Snapshot) -> Snapshot | None:
         """A newer snapshot that is whole in memory."""

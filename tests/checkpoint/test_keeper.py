@@ -18,6 +18,7 @@ from goodrun.checkpoint.catalogue import found_in
 from goodrun.checkpoint.drain import Abandoned, Drain, Limiter, Part, Work
 from goodrun.checkpoint.fence import Fence, Token
 from goodrun.checkpoint.keeper import Keeper
+from goodrun.checkpoint.link import Link
 from goodrun.checkpoint.storage import Disk
 from goodrun.checkpoint.url import Url
 from goodrun.checkpoint.vouching import Word
@@ -66,6 +67,26 @@ def test_a_dying_keeper_still_has_the_name(keepers: Any, tmp_path: Path, monkeyp
     monkeypatch.setattr("goodrun.checkpoint.link.connect", reach)
     DictCheckpoints(tmp_path / "ckpt").save(state_of(1), 1).result(60)
     assert load(tmp_path / "ckpt")[0] == 1
+
+
+def test_what_a_keeper_that_died_has_committed_is_not_written_again(keepers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It died between the commit and its word to the rank: the next one finds the checkpoint, leaves it as it is, and says so."""
+    keepers.start()
+    checkpoints = DictCheckpoints(tmp_path / "ckpt")
+    checkpoints.save(state_of(1), 1).result(60)
+    hear = Link._take
+    monkeypatch.setattr(Link, "_take", lambda link, m, *more: None if m["op"] == "durable" else hear(link, m, *more))
+    pending = checkpoints.save(state_of(2), 2)
+    while (newest := found_in(tmp_path / "ckpt")[0]).manifest is None or newest.step != 2:
+        pass
+    before = {file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in newest.path.iterdir()}
+    os.kill(keepers.process.pid, signal.SIGKILL)
+    keepers.process.wait()
+    monkeypatch.setattr(Link, "_take", hear)
+    keepers.start()
+    pending.result(60)
+    assert {file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in newest.path.iterdir()} == before
+    checkpoints._store.close()
 
 
 def test_memory_is_read_first(keepers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
