@@ -75,11 +75,17 @@ class KeeperProcess:
         self._ring_told = False
 
     def open_at(self, address: str) -> int:
-        """The port at which other nodes' keepers can send copies of their snapshots to this one."""
+        """The port at which other nodes' keepers can send copies of their snapshots to this one; 0 where there is none to be had."""
         if self._listener is None:
-            listener = self._listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-            listener.bind((address, 0))
-            listener.listen(64)
+            listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                listener.bind((address, 0))
+                listener.listen(64)
+            except OSError as e:
+                listener.close()
+                self.say(f"no snapshots are copied to this node: it cannot listen at {address}: {e.strerror}")
+                return 0
+            self._listener = listener
         return int(self._listener.getsockname()[1])
 
     def sends_to(self, keepers: Sequence[str], key: bytes) -> None:

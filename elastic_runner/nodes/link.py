@@ -20,6 +20,7 @@ class Owner(Protocol):
     """Who has links, and is told of what happens to them."""
 
     unsent: set[Link]
+    stirred: bool
 
     def has(self, link: Link) -> bool:
         """Whether the link is still one of its links."""
@@ -100,6 +101,7 @@ class Link:
     def _happens(self, events: int) -> None:
         if not self._owner.has(self):
             return
+        self._owner.stirred = True
         if self._connecting:
             error = self.connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:

@@ -82,8 +82,11 @@ class Loop(threading.Thread):
                 calls, self._calls = self._calls, []
             for function in calls:
                 function()
+            now = time.monotonic()
             for node in self.nodes:
-                node.turn()
+                if calls or node.wires.stirred or now >= node.next_t:
+                    node.wires.stirred = False
+                    node.turn()
 
 
 class Node:

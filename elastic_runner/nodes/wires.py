@@ -61,6 +61,8 @@ class Wires:
     def __init__(self, hearer: Hearer, selector: selectors.BaseSelector, job: Job, local: str) -> None:
         """`local` is the address that connections to others are made from; empty leaves it to the kernel."""
         self.unsent: set[Link] = set()
+        self.stirred = False
+        """Whether anything has happened to a link."""
         self.links: dict[int, Link] = {}
         """By number."""
         self.to: dict[int, Link] = {}
@@ -181,6 +183,7 @@ class Wires:
 
     def _accept(self, events: int) -> None:
         assert self._listener is not None
+        self.stirred = True
         with suppress(OSError):
             while True:
                 sock, _ = self._listener.accept()

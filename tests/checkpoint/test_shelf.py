@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from goodrun.checkpoint.fence import Token
+from goodrun.checkpoint.memory import Memory, SlotShape
 from goodrun.checkpoint.retention import Keep
-from goodrun.checkpoint.shelf import Job, Shelf, Snapshot, State
+from goodrun.checkpoint.shelf import Job, Layout, Shelf, Snapshot, State
 
 OLD, NEW = Token(0, 1), Token(0, 2)
 
@@ -45,3 +46,20 @@ def test_one_that_is_being_written_is_given_up_first() -> None:
     shelf.goes_on(held, NEW, [])
     assert (writing.state, held.state) == (State.WRITING, State.HELD)
     assert shelf.next(0.0) is None
+
+
+def test_what_nodes_went_on_from_together_stays_until_the_second_snapshot() -> None:
+    """The first of the new attempt may never be whole on all nodes: until then the old one can be restored once more."""
+    shape = SlotShape(8, 8)
+    four = Snapshot(2, 4, OLD, "l", {0: (0, 1)}, state=State.DURABLE, adopted=NEW, taken_over=frozenset({0}))
+    jobs = {token: Job(token, 2, (0,), Keep(), "", -1, {("l", 0): Layout(shape, ())}) for token in (OLD, NEW)}
+    for job in jobs.values():
+        job.layouts["l", 0].slots = {slot: Memory.create(shape.size) for slot in range(2)}
+    shelf = Shelf("d", jobs, [four])
+    shelf.given(NEW, 1, 6, "l", 0, 0, 1)
+    assert four in shelf.snapshots
+    shelf.given(NEW, 2, 8, "l", 0, 1, 1)
+    assert [s.step for s in shelf.snapshots] == [6, 8]
+    assert list(shelf.jobs) == [NEW]
+    for memory in jobs[NEW].layouts["l", 0].slots.values():
+        memory.close()
