@@ -135,15 +135,15 @@ def test_a_launcher_is_killed(job, tmp_path, who):
     ports = [free_port() for _ in range(3)]
     env = {"TEST_DIR": str(tmp_path), "TEST_PAUSE": "0.1"}
     jobs = {name: node(job, name, ports, "2:3", "train.py", 48, **env) for name in "abc"}
-    jobs["a"].until(lambda: all(j.events(FirstStep) for j in jobs.values()), 60)
-    led = jobs["a"].events(RoundFormed)[0]
+    jobs["a"].until(lambda: all(j.events(FirstStep) and attempts(j)[-1][1] == 3 for j in jobs.values()), 60)
+    led = jobs["a"].events(RoundFormed)[-1]
     jobs["a"].until(lambda: (tmp_path / "checkpoints").exists() and any((tmp_path / "checkpoints").iterdir()))
     jobs[who].proc.kill()
     for j in (rest := [j for name, j in jobs.items() if name != who]):
         j.ok()
-        assert [w for _, w in attempts(j)] == [3, 2]
-        assert "lost" in j.events(Decided)[0].reason
-        assert set(j.events(RoundFormed)[1].nodes) < set(led.nodes)
+        assert [w for _, w in attempts(j)][-2:] == [3, 2]  # one that was slow to start may have come in later
+        assert "lost" in j.events(Decided)[-1].reason
+        assert set(j.events(RoundFormed)[-1].nodes) < set(led.nodes)
     exactly_once(consumed(tmp_path))
     one_at_a_time(tmp_path)
     assert rounds(rest[0]) == rounds(rest[1])
