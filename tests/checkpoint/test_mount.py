@@ -14,6 +14,7 @@ from goodrun.checkpoint.fence import Fence, Token
 from goodrun.checkpoint.manifest import MANIFEST_FILE, first_fault, read_manifest
 from goodrun.checkpoint.mount import Mount, sequential_only
 from goodrun.checkpoint.retention import Keep
+from goodrun.checkpoint.vouching import Word
 
 from .mounted import Refusing
 
@@ -24,7 +25,7 @@ def work(root: Path, step: int, disk: Any) -> Work:
     """A snapshot of one rank, one tensor of 20 MiB."""
     shard = memoryview(bytearray([step]) * (20 << 20))
     name = fresh_name(step, TOKEN, step)
-    parts = {0: Part(0, shard, ((0, len(shard), ()),), b"{}")}
+    parts = {0: Part(0, shard, ((0, len(shard), ()),), b"{}", Word())}
     return Work(root, name, step, 1, parts, True, Fence(root, TOKEN, disk=disk), Keep(last=1), index=b"{}")
 
 

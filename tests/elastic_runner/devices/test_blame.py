@@ -40,7 +40,7 @@ def test_a_rank_that_dies_of_its_gpu_is_not_to_blame(tmp_path, verdict, slots):
         recorder=Recorder(journal, (), lambda text: None),
         say=lambda text: None,
         worker_env={},
-        ward=SimpleNamespace(look=lambda attempt, slots: verdict, slow=lambda slot, for_s: ""),
+        ward=SimpleNamespace(look=lambda attempt, slots: verdict, slow=lambda slot, for_s: "", well_t=lambda: None),
     )
     supervisor._broken(SimpleNamespace(pages=dict, ranks=[]), broken(Kind.EXCEPTION, 1))
     assert supervisor.pending is not None
