@@ -66,6 +66,8 @@ class Work:
     metadata: bytes = b""
     fsize: int = -1
     """The largest file that the ranks may write; -1 is no limit."""
+    own_s: float = 0.0
+    """How long it took to write this node's parts."""
 
     @property
     def path(self) -> Where:
@@ -141,7 +143,9 @@ class Drain:
         """Write and commit. Raises OSError or CheckpointError; Abandoned where other nodes are waited for in vain."""
         if work.first:
             work.fence.check()
+        begin = time.monotonic()
         written = self._write_own(work)
+        work.own_s = time.monotonic() - begin
         if len(work.parts) < work.world_size:
             if not work.first:
                 return self._await_commit(work, given_up)

@@ -28,6 +28,8 @@ from .vouching import held_to
 TELL_EVERY_S = 2.0
 """How often the launcher is told how far a write is."""
 _OTHERS_WITHIN_S = 2.0
+_AS_SLOW_AS = 5
+"""So many times as long as this node took, and a minute, another may take for its parts without showing anything of them."""
 _LOOK_AROUND_AFTER_S = 1.0
 """How long nothing has come from other nodes before it is looked whether they have gone on."""
 
@@ -189,9 +191,14 @@ class Writer:
         return running.given_up or self.in_vain(running, still_s) or _passed_by(running, still_s, self.disk)
 
     def in_vain(self, running: _Running, still_s: float) -> str | None:
-        """Other nodes are lost, too, if they stay silent when this one's ranks are gone; and ranks that begin anew do not wait for long."""
+        """Other nodes are lost, too, if they stay silent when this one's ranks are gone; and ranks that begin anew do not wait for long.
+
+        Nor does a newer snapshot, for a node whose storage is dead: it can tell nobody through the directory.
+        """
         if still_s > self.others_s and (self.orphaned or not self.host.guests):
             return f"the ranks of this node are gone, and nothing has come from the other nodes for {self.others_s:.0f} s"
+        if still_s > self.others_s + _AS_SLOW_AS * running.work.own_s and running.shelf.superseded(running.snapshot) is not None:
+            return f"nothing has come from the other nodes for {still_s:.0f} s, and a newer snapshot waits"
         guests = list(self.host.guests.values())
         asked = [g.asked_t for g in guests if g.asked_to_settle and g.directory == running.shelf.directory]
         if asked and time.monotonic() - min(asked) > _OTHERS_WITHIN_S:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from goodrun.checkpoint.drain import Limiter, Work
 from goodrun.checkpoint.fence import Token
 from goodrun.checkpoint.memory import Memory, SlotShape
 from goodrun.checkpoint.retention import Keep
 from goodrun.checkpoint.shelf import Job, Layout, Shelf, Snapshot, State
+from goodrun.checkpoint.storage import Disk
+from goodrun.checkpoint.writing import Writer, _Running
 
 OLD, NEW = Token(0, 1), Token(0, 2)
 
@@ -63,3 +70,16 @@ def test_what_nodes_went_on_from_together_stays_until_the_second_snapshot() -> N
     assert list(shelf.jobs) == [NEW]
     for memory in jobs[NEW].layouts["l", 0].slots.values():
         memory.close()
+
+
+def test_a_newer_snapshot_does_not_wait_for_ever_for_another_nodes_parts() -> None:
+    """A node whose storage is dead tells nobody; one that is merely slow has a minute, and five times as long as this one took."""
+    shelf = Shelf("d", snapshots=[writing := Snapshot(1, 2, OLD, "l", state=State.WRITING)])
+    work = Work(Path("d"), "name", 2, 2, {}, True, None, Keep(), own_s=10.0)  # type: ignore[arg-type]
+    host: Any = SimpleNamespace(guests={3: SimpleNamespace(asked_to_settle=False, directory="d")})
+    writer = Writer(host, lambda act: None, Disk(), Limiter(), patience_s=1.0, others_s=60.0)
+    running = _Running(shelf, writing, work, {})
+    assert writer.in_vain(running, 1000.0) is None  # nothing is held up by it
+    shelf.snapshots.append(Snapshot(2, 4, OLD, "l", state=State.WAITING))
+    assert writer.in_vain(running, 100.0) is None
+    assert "nothing has come from the other nodes for 111 s, and a newer snapshot waits" in str(writer.in_vain(running, 111.0))

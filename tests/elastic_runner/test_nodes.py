@@ -261,6 +261,20 @@ def test_one_node_whose_storage_fails_for_a_while(job, tmp_path):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(600)
+def test_one_node_whose_storage_fails_for_good(job, tmp_path):
+    """Each save is given up after a minute or so; training goes on to its end, whose status tells that the last checkpoint is not there."""
+    ports = [free_port()]
+    env = {"TEST_DIR": str(tmp_path)}
+    a = node(job, "a", ports, 2, "--node-rank", 0, "train.py", 25, **env)
+    b = node(job, "b", ports, 2, "--node-rank", 1, "--chaos", "eio:for=1h@step=10", "train.py", 25, **env)
+    assert (a.wait(500), b.wait(60)) == (1, 1)
+    assert any("nothing has come from the other nodes" in e.why for e in a.events(SaveEnded))
+    assert [f.step for f in found_in(tmp_path / "checkpoints") if f.manifest is not None] == [5]
+    assert sorted(consumed(tmp_path)) == list(range(1, 26))
+
+
+@pytest.mark.exhaustive
 def test_no_false_alarm_on_a_busy_machine(job):
     """Three launchers and their ranks beside ten processes that only burn time (fewer, if others do so already): one round, to the end."""
     ports = [free_port() for _ in range(3)]
