@@ -195,10 +195,12 @@ class Writer:
 
         Nor does a newer snapshot, for a node whose storage is dead: it can tell nobody through the directory.
         """
-        if still_s > self.others_s and (self.orphaned or not self.host.guests):
-            return f"the ranks of this node are gone, and nothing has come from the other nodes for {self.others_s:.0f} s"
-        if still_s > self.others_s + _AS_SLOW_AS * running.work.own_s and running.shelf.superseded(running.snapshot) is not None:
-            return f"nothing has come from the other nodes for {still_s:.0f} s, and a newer snapshot waits"
+        if still_s > self.others_s:
+            if self.orphaned or not self.host.guests:
+                return f"the ranks of this node are gone, and nothing has come from the other nodes for {self.others_s:.0f} s"
+            patience_s = self.others_s + _AS_SLOW_AS * running.work.own_s
+            if still_s > patience_s and running.shelf.superseded(running.snapshot) is not None:
+                return f"nothing has come from the other nodes for {still_s:.0f} s, and a newer snapshot waits"
         guests = list(self.host.guests.values())
         asked = [g.asked_t for g in guests if g.asked_to_settle and g.directory == running.shelf.directory]
         if asked and time.monotonic() - min(asked) > _OTHERS_WITHIN_S:
