@@ -196,10 +196,13 @@ class Host:
     def _look(self, shelf: Shelf, snapshot: Snapshot) -> None:
         """In a thread of its own: whether the keeper that died had committed it, before it could tell all ranks."""
         found = False
-        with suppress(CheckpointError):
+        try:
             read_manifest(located(shelf.directory) / snapshot.name)
             found = True
-        self.post(lambda: self._looked(shelf, snapshot, found=found))
+        except CheckpointError:
+            pass
+        finally:  # whatever else happens: until then nobody writes it
+            self.post(lambda: self._looked(shelf, snapshot, found=found))
 
     def _looked(self, shelf: Shelf, snapshot: Snapshot, *, found: bool) -> None:
         snapshot.doubted = False

@@ -17,6 +17,7 @@ from .. import progress
 from ..checkpoint.keeper import WELL
 from ..checkpoint.link import keeper_command
 from ..checkpoint.wire import ADDRESS_VARIABLE, Gone, address_of, connect
+from .nodes.wires import family_of
 
 _SAY_EVERY_S = 5.0
 _TOO_OFTEN = 20
@@ -77,15 +78,11 @@ class KeeperProcess:
     def open_at(self, address: str) -> int:
         """The port at which other nodes' keepers can send copies of their snapshots to this one; 0 where there is none to be had."""
         if self._listener is None:
-            listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
             try:
-                listener.bind((address, 0))
-                listener.listen(64)
+                self._listener = socket.create_server((address, 0), family=family_of(address), backlog=64)
             except OSError as e:
-                listener.close()
-                self.say(f"no snapshots are copied to this node: it cannot listen at {address}: {e.strerror}")
+                self.say(f"no snapshots are copied to this node: it cannot listen at {address}: {os.strerror(e.errno or 0)}")
                 return 0
-            self._listener = listener
         return int(self._listener.getsockname()[1])
 
     def sends_to(self, keepers: Sequence[str], key: bytes) -> None:

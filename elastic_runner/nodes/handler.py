@@ -31,6 +31,7 @@ from .messages import Leave, Ready
 from .node import Changed, Ended, Formed, Job, Loop, Node, Note
 from .scribe import Scribe
 from .timing import Timing
+from .wires import family_of
 
 BACKEND = "goodrun"
 SECRET_VARIABLE = "GOODRUN_JOB_SECRET"
@@ -263,14 +264,10 @@ class Membership(RendezvousHandler):
 
 def _listening(address: str) -> socket.socket:
     """A socket for the store of a round, should this node come to serve it."""
-    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        listener.bind((address, 0))
-        listener.listen(1024)
+        return socket.create_server((address, 0), family=family_of(address), backlog=1024)
     except OSError as e:
-        listener.close()
-        raise RendezvousConnectionError(f"cannot listen at {address}: {e.strerror}; choose another with --local-addr") from e
-    return listener
+        raise RendezvousConnectionError(f"cannot listen at {address}: {os.strerror(e.errno or 0)}; choose another with --local-addr") from e
 
 
 def numeric(host: str, patience_s: float = _NAMES_WITHIN_S) -> str:
@@ -305,7 +302,7 @@ def resolve(endpoint: str) -> tuple[tuple[str, int], ...]:
 def outward(endpoints: tuple[tuple[str, int], ...]) -> str:
     """The address of this machine from which the endpoints, else other networks, are reached. Nothing is sent."""
     for host, port in (*endpoints, ("192.0.2.1", 9)):
-        with suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as s:
+        with suppress(OSError), socket.socket(family_of(host), socket.SOCK_DGRAM) as s:
             s.connect((host, port))
             return str(s.getsockname()[0])
     return "127.0.0.1"

@@ -165,13 +165,9 @@ class Wires:
     def _hold(self, k: int) -> bool:
         """Listen at endpoint `k`, where it is an address of this machine and nobody else does."""
         host, port = self._job.endpoints[k]
-        listener = socket.socket(_family(host), socket.SOCK_STREAM)
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, port))
-            listener.listen(1024)
+            listener = socket.create_server((host, port), family=family_of(host), backlog=1024)
         except OSError as e:
-            listener.close()
             if e.errno == errno.EADDRINUSE:
                 self._taken.setdefault(k, 0)
             return False
@@ -194,7 +190,7 @@ class Wires:
 
     def _reach(self, k: int) -> None:
         host, port = self._job.endpoints[k]
-        sock = socket.socket(_family(host), socket.SOCK_STREAM)
+        sock = socket.socket(family_of(host), socket.SOCK_STREAM)
         sock.setblocking(False)
         error = 0
         try:
@@ -219,5 +215,6 @@ class Wires:
         return link
 
 
-def _family(host: str) -> socket.AddressFamily:
+def family_of(host: str) -> socket.AddressFamily:
+    """Of a numeric address."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -74,11 +74,13 @@ def test_what_a_keeper_that_died_has_committed_is_not_written_again(keepers: Any
     keepers.start()
     checkpoints = DictCheckpoints(tmp_path / "ckpt")
     checkpoints.save(state_of(1), 1).result(60)
-    hear = Link._take
-    monkeypatch.setattr(Link, "_take", lambda link, m, *more: None if m["op"] == "durable" else hear(link, m, *more))
+    hear, unheard = Link._take, []
+    monkeypatch.setattr(Link, "_take", lambda link, m, *more: unheard.append(m) if m["op"] == "durable" else hear(link, m, *more))
     pending = checkpoints.save(state_of(2), 2)
-    while (newest := found_in(tmp_path / "ckpt")[0]).manifest is None or newest.step != 2:
-        pass
+    while not unheard:
+        checkpoints._store.check()
+    newest = found_in(tmp_path / "ckpt")[0]
+    assert newest.step == 2
     before = {file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in newest.path.iterdir()}
     os.kill(keepers.process.pid, signal.SIGKILL)
     keepers.process.wait()

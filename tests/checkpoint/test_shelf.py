@@ -24,9 +24,14 @@ def test_what_a_newer_durable_one_has_overtaken_is_not_written_after_it(token: T
     late = Snapshot(1, 2, OLD, "l", state=State.WAITING, not_before=1e9)
     after = Snapshot(3, 6, token, "l", state=State.WAITING)
     shelf = Shelf("d", snapshots=[late, Snapshot(2, 4, token, "l", state=State.WRITING), after])
+    told: list[Any] = []
+    host: Any = SimpleNamespace(shelves={"d": shelf}, tell=lambda *what: told.append(what), settled=lambda: None)
     assert shelf.overtaken() == []
-    shelf.snapshots[1].state = State.DURABLE
-    assert shelf.overtaken() == [late]
+    shelf.snapshots[1].state, after.state = State.DURABLE, State.COPYING
+    Writer(host, lambda act: None, Disk(), Limiter(), patience_s=1.0, others_s=60.0).tend()
+    assert (late.state, after.state) == (State.FAILED, State.COPYING)
+    [(_, which, message)] = told
+    assert which is late and message["replaced"]
 
 
 def test_what_nodes_hold_together_is_written_anew() -> None:
