@@ -115,6 +115,8 @@ def _inflict(fault: Fault, when: str) -> None:
             network_faults.cut(to_store=fault.kind == "store-cut")
         case "net-partition" | "net-loss":
             network_faults.lose(100 if fault.kind == "net-partition" else fault.percent, fault.for_s)
+        case "net-delay":
+            network_faults.delay(fault.ms, fault.for_s)
         case "net-slow":
             network_faults.slow(fault.kib, fault.for_s)
 

@@ -73,6 +73,7 @@ KINDS: Mapping[str, Kind] = {
         what="the rank's connections lose `percent` of what is sent to them", keys=("rank", "percent", "for"), needs={"percent": 30}
     ),
     "net-partition": Kind(what="nothing that is sent to the rank arrives, and nobody is told", keys=("rank", "for")),
+    "net-delay": Kind(what="what the rank sends to anyone is there `ms` milliseconds later", keys=("rank", "ms", "for"), needs={"ms": 50}),
     "net-slow": Kind(what="the rank sends no more than `kib` KiB a second to anyone", keys=("rank", "kib", "for"), needs={"kib": 64}),
     "slot-lost": Kind(what="SIGKILL, and the slot is not to be used any more", keys=("rank", "slot"), sends=signal.SIGKILL, shows=_LOST),
     "gpu-lost": Kind(what="the GPU falls off the bus, without any XID", keys=_SLOT, by=By.DEVICE, shows=_SICK),

@@ -18,7 +18,7 @@ ROUND_WITHIN_S = 1200
 
 ANY_MOMENT = ("kill", "segv", "abort", "hang")
 """What a rank can meet in any phase: a rank that sleeps in a save has half an hour."""
-AFTER_A_STEP = ("stall", "gil", "deadlock", "peers-cut", "store-cut", "slow:factor=2", "net-loss", "net-partition", "net-slow")
+AFTER_A_STEP = ("stall", "gil", "deadlock", "peers-cut", "store-cut", "slow:factor=2", "net-loss", "net-partition", "net-delay", "net-slow")
 ONCE = ("raise", "exit", "oom", "slot-lost")
 """A script that crashes twice at one step is not started again."""
 STORAGE = ("enospc", "eio", "read-only", "slow-storage:ms=20", "torn-write", "bit-flip", "removed-file")
@@ -27,6 +27,7 @@ SILENT = ("torn-write", "bit-flip", "removed-file")
 BESIDE = ("keeper-kill", "nursery-kill", "clock-jump:by=-1h", "clock-jump:by=2h")
 ENDS = ("supervisor-kill", "preempt:grace=20s", "preempt:grace=1s")
 GPUS = ("gpu-lost", "ecc", "throttle", "memory-held", "probe-hang", "probe-error", *(f"xid:code={n}" for n in (31, 79, 94)), "prober-kill")
+FOR_A_WHILE = ("enospc", "eio", "read-only", "slow-storage", "net-loss", "net-delay", "net-slow", *GPUS[:6])
 
 
 def plan_of(seed: int, steps: int) -> tuple[str, bool]:
@@ -49,7 +50,7 @@ def entry(dice: random.Random, kind: str, steps: int) -> str:
     in_phase, phase, attempt = dice.random() < 0.4, dice.choice(("start", "save", "restore")), dice.randint(0, 2)
     target = [f"slot={slot}"] if name in (*GPUS[:6], "xid") else []
     target += [f"rank={rank}"] if name in (*ANY_MOMENT, *(k.partition(":")[0] for k in (*AFTER_A_STEP, *ONCE))) else []
-    target += [f"for={seconds:.1f}s"] if name in ("enospc", "eio", "read-only", "slow-storage", "net-loss", "net-slow", *GPUS[:6]) else []
+    target += [f"for={seconds:.1f}s"] if name in FOR_A_WHILE else []
     if name in SILENT:
         step = min(step, steps - 15)
     moment = f"step={step}"

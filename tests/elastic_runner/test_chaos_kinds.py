@@ -39,8 +39,9 @@ def test_a_slow_rank_is_no_failure(job):
 def test_a_bad_network_for_a_while_is_survived(job):
     """What is lost is sent again; a partition that ends is waited for, or found like a hang where steps are much shorter than it."""
     plan = "net-loss:rank=1,percent=20,for=2s@step=5; net-partition:rank=0,for=1s@step=8; net-slow:rank=1,kib=32,for=2s@step=12"
+    plan += "; net-delay:rank=0,ms=80,for=1s@step=16"
     j = job("--nproc-per-node", 2, "--chaos", plan, "train.py", 30, env={"TEST_PAUSE": "0.1"}).ok()
-    assert len(j.events(ChaosFired)) == 3
+    assert len(j.events(ChaosFired)) == 4
     assert {f.kind for f in j.events(Failed)} <= {"hang"}
     assert j.events(RunEnded)[0].step == 30
 

@@ -81,6 +81,36 @@ def test_what_is_lost_is_sent_again(echo):
     assert int.from_bytes(info[100:104], sys.byteorder) > 0  # tcpi_total_retrans
 
 
+def there_and_back_s(ours: socket.socket, many: int) -> float:
+    begin = time.monotonic()
+    threading.Thread(target=ours.sendall, args=(b"x" * many,), daemon=True).start()
+    assert back(ours, many) == b"x" * many
+    return time.monotonic() - begin
+
+
+def test_what_is_delayed_is_there_so_much_later(echo):
+    """Each message, small or larger than a packet, takes the given time, not the 200 ms after which the kernel would send it by itself."""
+    ours = echo("network_faults.delay(80, None)")
+    for many in (1, 1000, 1, 300_000):
+        assert there_and_back_s(ours, many) >= 0.079
+    assert min(there_and_back_s(ours, 100) for _ in range(5)) < 0.19
+
+
+def test_a_delay_ends(echo):
+    """When it is over, the way is as short as it was; nothing is held that was sent."""
+    ours = echo("network_faults.delay(150, 0.4)")
+    end = time.monotonic() + 10
+    while there_and_back_s(ours, 10) > 0.1 and time.monotonic() < end:
+        pass
+    assert min(there_and_back_s(ours, 10) for _ in range(5)) < 0.1
+
+
+def test_a_delay_does_not_keep_a_connection_open(echo):
+    """A rank that hangs up is gone for its peer, though its connections are held."""
+    ours = echo("network_faults.delay(50, None); s.sendall(b'!'); import time; time.sleep(0.1); s.close(); time.sleep(60)")
+    assert ours.recv(1) == b""
+
+
 def test_a_slow_network_takes_its_time(echo):
     """At 2 MiB a second 4 MiB take a second at least; the kernel lets the first packets of a connection go at once."""
     ours = echo("network_faults.slow(2048, None)")

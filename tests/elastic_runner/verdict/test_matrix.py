@@ -25,7 +25,7 @@ AFTER_A_START = ("stall", "gil")
 """A first start is not judged, and one that waits in a save or a restore has half an hour: these are tried where they are found in time."""
 STORAGE = ("enospc", "eio", "read-only", "slow-storage", "torn-write", "bit-flip", "removed-file")
 SILENT = ("torn-write", "bit-flip", "removed-file")
-NETWORK = ("net-loss", "net-partition", "net-slow")
+NETWORK = ("net-loss", "net-partition", "net-delay", "net-slow")
 LAUNCHER = ("supervisor-kill", "keeper-kill", "nursery-kill", "preempt", "clock-jump:by=-1h")
 EVERY_DAY = [("segv", "save"), ("keeper-kill", "restore again")]
 
