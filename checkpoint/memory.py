@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from .pages import enlarge, mapped
 
 PAGE = 4096
 
@@ -41,18 +41,25 @@ class Memory:
 
     fd: int
     size: int
-    map: mmap.mmap = field(init=False)
+    map: memoryview = field(init=False)
 
     def __post_init__(self) -> None:
         """Map it."""
-        self.map = mmap.mmap(self.fd, self.size)
+        self.map = mapped(self.fd, self.size)
 
     @classmethod
     def create(cls, size: int) -> Memory:
         """Fresh memory with every page there already: what is faulted in later stalls whoever touches it first."""
         fd = os.memfd_create("goodrun-snapshot", os.MFD_CLOEXEC)
-        os.posix_fallocate(fd, 0, size)
-        return cls(fd, size)
+        try:
+            os.ftruncate(fd, size)
+            memory = cls(fd, size)
+            enlarge(fd, memory.map)
+            os.posix_fallocate(fd, 0, size)
+        except BaseException:
+            os.close(fd)
+            raise
+        return memory
 
     @property
     def holds(self) -> int:
@@ -64,10 +71,9 @@ class Memory:
         self.map[:8] = number.to_bytes(8, "little")
 
     def close(self) -> None:
-        """Give it back, as far as nobody else holds it."""
+        """Give it back, as far as nobody else holds it; what still looks at it here keeps it mapped until then."""
         os.close(self.fd)
-        with suppress(BufferError):  # somebody still looks at it; it goes with the last look
-            self.map.close()
+        self.map = memoryview(b"")
 
 
 def available(root: Path = Path("/")) -> int:
