@@ -14,6 +14,7 @@ from pathlib import Path
 
 _FIXED = 0x10  # MAP_FIXED
 _COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
+_AT_ONCE = 32
 _FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -65,6 +66,10 @@ def enlarge(fd: int, memory: memoryview) -> None:
     whole = len(memory) // LARGE * LARGE
     if not whole or LARGE == mmap.PAGESIZE:
         return
-    for begin in range(0, whole, LARGE):  # a stretch without any page is not collapsed
-        os.posix_fallocate(fd, begin, mmap.PAGESIZE)
-    _libc.madvise(ctypes.addressof(ctypes.c_char.from_buffer(memory)), whole, _COLLAPSE)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for begin in range(0, whole, _AT_ONCE * LARGE):  # whoever is killed meanwhile does not have to wait for all of it
+        end = min(begin + _AT_ONCE * LARGE, whole)
+        for page in range(begin, end, LARGE):  # what has no page at all yet is not collapsed
+            os.posix_fallocate(fd, page, mmap.PAGESIZE)
+        if _libc.madvise(at + begin, end - begin, _COLLAPSE):
+            return
