@@ -234,11 +234,9 @@ class _Candidate(NamedTuple):
     marked: bool
 
 
-def _rank_of_memory(
-    recent: Offer | None, found: list[catalogue.Found], source: object, started: int
-) -> int:
-    """Before which of the stored ones the snapshot in memory is tried; -1 is never."""
+def _rank_of_memory(recent: Offer | None, found: list[catalogue.Found], source: object, started: int) -> int:
+    """Before which of the stored ones the snapshot in memory is tried; -1 is never. Storage may have it by now, in this attempt's name."""
     if recent is None or (source is not None and recent.started != started):
         return -1
     age = (recent.step, recent.started, recent.generation)
-    return next((i for i, f in enumerate(found) if age >= f.age), len(found))
+    return next((i for i, f in enumerate(found) if age >= f.age or f.path.name == recent.path.name), len(found))

@@ -1,10 +1,15 @@
 """Which snapshot nodes restore from each other's memories."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from goodrun.checkpoint.fence import Token
 from goodrun.checkpoint.neighbours import Held, choose
+from goodrun.checkpoint.store import _rank_of_memory
 
 OLD, NEW = Token(1, 0), Token(1, 1)
 
@@ -43,3 +48,19 @@ def test_whatever_is_chosen_is_there(nodes):
         (step, _, _), holders = chosen
         assert step == whole[-1]
         assert all(any(h.step == step and part in h.ranks for h in told[rank]) for part, rank in holders.items())
+
+
+@pytest.mark.parametrize(
+    ("stored", "before"),
+    [
+        ([("step-15.g1-abc", (15, 7, 1)), ("step-10.g0-ddd", (10, 7, 0))], 0),  # the same, written by this attempt while it looked
+        ([("step-15.g1-eee", (15, 7, 1)), ("step-10.g0-ddd", (10, 7, 0))], 1),  # another one of that step, and newer
+        ([("step-20.g1-fff", (20, 7, 1)), ("step-15.g1-abc", (15, 7, 1))], 1),
+        ([], 0),
+    ],
+)
+def test_what_is_in_memory_is_read_there_though_storage_has_it_by_now(stored, before):
+    """Nodes that go on from an older attempt's snapshot may have written it, in the name of theirs, before rank 0 looks at storage."""
+    recent = SimpleNamespace(step=15, started=7, generation=0, path=Path("step-15.g1-abc"))
+    found = [SimpleNamespace(path=Path(name), age=age) for name, age in stored]
+    assert _rank_of_memory(recent, found, None, 7) == before
