@@ -122,7 +122,7 @@ def _parse_target(entry: str, kind: str, target: str) -> dict[str, int]:
     numbers = {**(KINDS[kind].needs or {}), **numbers}
     if numbers.get("percent", 1) not in range(1, 101) or numbers.get("kib", 1) not in range(1, 1 << 20):
         raise ChaosError(f"chaos entry {entry!r} has a number out of range; percent takes 1 to 100, and kib 1 to 1048575.")
-    if kind == "net-delay" and numbers["ms"] > MAX_DELAY_MS:
+    if kind == "net-delay" and numbers["ms"] not in range(1, MAX_DELAY_MS + 1):
         raise ChaosError(f"chaos entry {entry!r} has ms={numbers['ms']}; net-delay takes 1 to {MAX_DELAY_MS} of them.")
     if kind == "exit" and numbers["code"] > 255:
         raise ChaosError(f"chaos entry {entry!r} has the exit code {numbers['code']}; a process can only exit with 0 to 255.")

@@ -104,6 +104,7 @@ def test_entries_are_numbered_in_the_order_written_and_may_repeat() -> None:
         ("kill:rank=1@step=1,3s", "needs one moment"),
         ("kill:rank=1@step=1,step=2", "two moments of one sort"),
         ("net-delay:rank=1,ms=500@step=1", "ms=500; net-delay takes 1 to 190"),
+        ("net-delay:rank=1,ms=0@step=1", "ms=0"),
         ("eio@phase=restore", "nothing is written"),
         ("eio:rank=1@step=2", "eio takes for"),
         ("bit-flip:for=2s@step=2", "bit-flip takes no target"),
